@@ -1,0 +1,1 @@
+"""Speculative decoding that keeps learning from the traffic it serves."""

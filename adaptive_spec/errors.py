@@ -1,0 +1,55 @@
+"""Every error a user can meet.  The tree:
+
+AdaptiveSpecError
+├── SettingsError         a setting is missing, contradictory or out of range
+├── ModelError            a model, draft or tokenizer cannot be loaded, fetched or paired
+├── RequestError          a request's parameters are wrong (HTTP 400)
+├── BusyError             the queue is full; try again later (HTTP 429)
+├── RecordsError          the database cannot be used as it is
+├── NotEnoughDataError    a fit or a run was asked for before its data exists
+├── ReleaseError          a release is damaged, foreign, refused or unknown
+│   └── GateRefused       the candidate did not pass the gate; carries the report
+└── RunError              a training run failed
+
+Messages end with what to do next.
+"""
+
+
+class AdaptiveSpecError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class SettingsError(AdaptiveSpecError):
+    """A setting is missing, contradictory or out of range."""
+
+
+class ModelError(AdaptiveSpecError):
+    """A model, draft or tokenizer cannot be loaded, fetched or paired."""
+
+
+class RequestError(AdaptiveSpecError):
+    """A request's parameters are wrong."""
+
+
+class BusyError(AdaptiveSpecError):
+    """The engine's queue is full."""
+
+
+class RecordsError(AdaptiveSpecError):
+    """The database cannot be used as it is."""
+
+
+class NotEnoughDataError(AdaptiveSpecError):
+    """A fit or a run was asked for before its data exists."""
+
+
+class ReleaseError(AdaptiveSpecError):
+    """A release is damaged, foreign, refused or unknown."""
+
+
+class GateRefused(ReleaseError):
+    """The candidate did not pass the gate."""
+
+
+class RunError(AdaptiveSpecError):
+    """A training run failed."""
