@@ -1,0 +1,152 @@
+"""The frozen dataclasses that cross rooms.  No behaviour beyond derived properties, no I/O, no torch.
+
+Who makes what: the decoder makes ``Step`` and ``Trace``; records stores them; calibration turns steps into
+``Thresholds``; learning turns traces into an adapter; releases bind both into a ``Release``.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any
+
+DEFAULT_DOMAIN = "default"
+POOLED = "*"  # key of the thresholds that serve every domain without its own
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one request wants its tokens.  temperature 0 is greedy; top_k 0 and top_p 1 are off."""
+
+    max_tokens: int = 128
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    chain_length: int | None = None  # None: the length policy decides; a number: exactly that; 0: no speculation
+    record: bool = True  # False: statistics only, no trace is kept of this request
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request as the engine sees it."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    domain: str = DEFAULT_DOMAIN
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """One reached position of a chain: what the draft believed, and whether the target kept it.
+
+    confidence: the draft's largest probability before the calibration temperature, after the request's sampling
+    processing is *not* applied: softmax of the raw draft logits.  overlap: sum of min(target, draft) as verified.
+    """
+
+    confidence: float
+    overlap: float
+    accepted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The outcome of one step of one request.  ``positions`` holds reached positions only: all accepted but the last."""
+
+    request_id: str
+    domain: str
+    release: int
+    step_index: int
+    chain_length: int  # tokens proposed
+    num_accepted: int
+    num_emitted: int
+    explored: bool  # drafted at full length regardless of the policy
+    draft_seconds: float
+    verify_seconds: float
+    batch_size: int
+    positions: tuple[Position, ...]
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRequest:
+    """The summary of a request, written once when it ends."""
+
+    request_id: str
+    domain: str
+    prompt_tokens: int
+    completion_tokens: int
+    num_steps: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+    finish_reason: str  # stop | length | cancelled | error
+    releases: tuple[int, ...]
+    started_at: datetime
+    finished_at: datetime
+    time_to_first_token_seconds: float
+    decode_seconds: float
+    policy: str  # "policy" when the length policy chose, "fixed" or "off" when the request did
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A finished request kept for distillation.
+
+    tokens: prompt and completion ids.  top_ids / top_log_probs: numpy arrays [completion_tokens, top_k], the target's
+    distribution (temperature 1, unprocessed) from which each completion token was chosen.  tail_mass: [completion_tokens].
+    """
+
+    request_id: str
+    domain: str
+    tokens: tuple[int, ...]
+    prompt_tokens: int
+    top_ids: Any
+    top_log_probs: Any
+    tail_mass: Any
+    release: int
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """The numbers of one domain.
+
+    temperature: the draft's logits are divided by it before its top probability is read as a confidence.
+    stop_below: drafting goes on while the product of calibrated confidences so far is at least this.  0 never stops.
+    max_chain_length: 0 turns speculation off, save for exploring steps.
+    """
+
+    temperature: float = 1.0
+    stop_below: float = 0.4
+    max_chain_length: int = 4
+    survival: tuple[float, ...] = ()  # P(position accepted | reached), as measured
+    num_observations: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """An immutable version.  Version 0 is the untouched draft with default thresholds; it has no folder."""
+
+    version: int = 0
+    thresholds: Mapping[str, Thresholds] = field(default_factory=lambda: MappingProxyType({}))
+    adapter: str | None = None  # folder of the peft adapter, None: the base draft
+    parent: int | None = None
+
+    def for_domain(self, domain: str) -> Thresholds:
+        """The domain's thresholds, else the pooled ones, else the defaults."""
+        return self.thresholds.get(domain) or self.thresholds.get(POOLED) or Thresholds()
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Measured cost of one decoder step on this machine.
+
+    draft_seconds: per drafted token.  verify_seconds[n]: one target forward over n + 1 tokens, n = 0 … len - 1.
+    """
+
+    draft_seconds: float
+    verify_seconds: tuple[float, ...]
+    key: str  # hardware, models, dtype, threads, batch size

@@ -1,0 +1,169 @@
+"""One tree of settings: defaults < TOML file < environment < flags.
+
+The file is ``adaptive-spec.toml`` in the working directory or the one that ADAPTIVE_SPEC_CONFIG names.  Environment
+variables are ADAPTIVE_SPEC_<SECTION>__<NAME>.  Flags arrive as the ``overrides`` of ``load_settings``.
+"""
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+import platformdirs
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from adaptive_spec.errors import SettingsError
+
+CONFIG_VARIABLE = "ADAPTIVE_SPEC_CONFIG"
+
+
+def data_dir() -> Path:
+    """Where models, releases and the default database live."""
+    return Path(platformdirs.user_data_dir("adaptive-spec"))
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelSettings(_Section):
+    """Which models, and how they are loaded."""
+
+    target: str = "smollm2-135m"
+    draft: str = "bundled"  # "bundled": the draft that ships for the target; else a hub id or a folder
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    device: str = "cpu"
+    threads: int = Field(default=0, ge=0)  # 0: all cores but one while training may run
+
+
+class DecoderSettings(_Section):
+    """The live decoder."""
+
+    slots: int = Field(default=8, ge=1)
+    max_context_tokens: int = Field(default=1024, ge=16)
+    prefill_chunk_tokens: int = Field(default=256, ge=1)
+    max_chain_length: int = Field(default=6, ge=0)
+    explore_share: float = Field(default=0.03, ge=0, le=1)
+    queue_limit: int = Field(default=256, ge=1)
+
+
+class RecordSettings(_Section):
+    """The database, and what is written to it."""
+
+    url: str = Field(default_factory=lambda: f"sqlite:///{data_dir() / 'adaptive_spec.db'}")
+    folder: Path = Field(default_factory=lambda: data_dir() / "traces")
+    enabled: bool = True
+    queue_rows: int = Field(default=20_000, ge=1)
+    flush_seconds: float = Field(default=0.5, gt=0)
+    trace_top_k: int = Field(default=64, ge=1)
+    trace_share: float = Field(default=1.0, ge=0, le=1)
+    held_out_share: float = Field(default=0.2, gt=0, lt=1)
+
+
+class LearningSettings(_Section):
+    """One training run."""
+
+    loss: Literal["kl", "reverse_kl", "jsd", "tv", "lk_hybrid"] = "lk_hybrid"
+    cross_entropy_weight: float = Field(default=0.1, ge=0)
+    rank: int = Field(default=32, ge=1)
+    learning_rate: float = Field(default=2e-3, gt=0)
+    batch_tokens: int = Field(default=1024, ge=1)
+    max_epochs: int = Field(default=8, ge=1)
+    time_limit_seconds: float = Field(default=600.0, gt=0)
+    min_traces: int = Field(default=20, ge=2)
+    threads: int = Field(default=1, ge=1)
+    nice: int = Field(default=10, ge=0, le=19)
+    seed: int = 0
+
+
+class CalibrationSettings(_Section):
+    """Temperatures and thresholds."""
+
+    min_observations: int = Field(default=50, ge=2)
+    blend_observations: int = Field(default=64, ge=0)
+
+
+class ReleaseSettings(_Section):
+    """Bundles and the gate."""
+
+    folder: Path = Field(default_factory=lambda: data_dir() / "releases")
+    max_domain_loss_share: float = Field(default=0.01, ge=0)
+    poll_seconds: float = Field(default=1.0, gt=0)
+
+
+class ScheduleSettings(_Section):
+    """When the service retrains and recalibrates by itself.  0 turns a job off."""
+
+    retrain_hours: float = Field(default=24.0, ge=0)
+    calibrate_hours: float = Field(default=1.0, ge=0)
+
+
+class ServerSettings(_Section):
+    """HTTP."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=0, le=65535)
+    token: str = Field(default="", repr=False)  # required for /api when host is not loopback
+
+
+class Settings(BaseSettings):
+    """The whole tree."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="ADAPTIVE_SPEC_", env_nested_delimiter="__", extra="forbid", frozen=True
+    )
+
+    model: ModelSettings = ModelSettings()
+    decoder: DecoderSettings = DecoderSettings()
+    records: RecordSettings = Field(default_factory=RecordSettings)
+    learning: LearningSettings = LearningSettings()
+    calibration: CalibrationSettings = CalibrationSettings()
+    releases: ReleaseSettings = Field(default_factory=ReleaseSettings)
+    schedule: ScheduleSettings = ScheduleSettings()
+    server: ServerSettings = ServerSettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings, env_settings, _TomlSource(settings_cls))
+
+
+class _TomlSource(PydanticBaseSettingsSource):
+    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
+        return None, field_name, False
+
+    def __call__(self) -> dict[str, Any]:
+        named = os.environ.get(CONFIG_VARIABLE)
+        path = Path(named or "adaptive-spec.toml")
+        if not path.exists():
+            if named:
+                raise SettingsError(f"{CONFIG_VARIABLE} names {path}, which does not exist. Create it or unset it.")
+            return {}
+        try:
+            return tomllib.loads(path.read_text())
+        except tomllib.TOMLDecodeError as error:
+            raise SettingsError(f"{path} is not valid TOML: {error}. Correct the file.") from error
+
+
+def load_settings(overrides: dict[str, dict[str, Any]] | None = None) -> Settings:
+    """Read the tree; ``overrides`` (section -> name -> value, None values ignored) win.
+
+    Raises:
+        SettingsError: an unknown name or a bad value, naming each.
+    """
+    given = {
+        section: {name: value for name, value in values.items() if value is not None}
+        for section, values in (overrides or {}).items()
+    }
+    try:
+        return Settings(**{section: values for section, values in given.items() if values})  # type: ignore[arg-type]
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise SettingsError(f"Bad settings: {problems}. See docs/quickstart.md for every setting.") from error
