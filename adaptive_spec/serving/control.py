@@ -1,0 +1,164 @@
+"""The control plane: statistics, runs, releases and thresholds over HTTP, and the health probes.
+
+Routes that change something need the token when one is set, and are refused to pages of other origins.
+"""
+
+import hmac
+import platform
+from importlib import metadata
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
+
+from adaptive_spec.serving import views
+from adaptive_spec.serving.ports import Service
+
+Limit = Annotated[int, Query(ge=1, le=10_000)]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class RetrainBody(_Body):
+    """Why the run is asked for."""
+
+    trigger: str = Field(default="manual", min_length=1, max_length=64)
+
+
+class CalibrateBody(_Body):
+    """Which domain to refit; None: all."""
+
+    domain: str | None = None
+
+
+class RollbackBody(_Body):
+    """Which release to put live; None: the parent of the live one."""
+
+    to: int | None = Field(default=None, ge=0)
+    reason: str = Field(default="asked for", max_length=500)
+
+
+def control_router(service: Service) -> APIRouter:
+    """Collect the control routes of a service."""
+    router = APIRouter()
+    router.include_router(_health(service))
+    router.include_router(_reads(service))
+    router.include_router(_writes(service))
+    return router
+
+
+def _health(service: Service) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/livez")
+    def livez() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @router.get("/readyz")
+    def readyz(response: Response) -> dict[str, str]:
+        if service.ready:
+            return {"status": "ok"}
+        response.status_code = 503
+        return {"status": "not ready"}
+
+    @router.get("/version")
+    def version() -> dict[str, str]:
+        return {"version": package_version(), "python": platform.python_version()}
+
+    return router
+
+
+def _reads(service: Service) -> APIRouter:
+    router = APIRouter(prefix="/api")
+
+    @router.get("/domains")
+    def domains() -> dict[str, Any]:
+        return views.domains(service.database)
+
+    @router.get("/stats")
+    def stats(domain: str | None = None, release: int | None = None, policy: str | None = None) -> dict[str, Any]:
+        return views.stats(service.database, domain=domain, release=release, policy=policy)
+
+    @router.get("/series")
+    def series(domain: str | None = None, limit: Limit = 500) -> dict[str, Any]:
+        return views.series(service.database, domain=domain, limit=limit)
+
+    @router.get("/runs")
+    def runs(limit: Limit = 20) -> dict[str, Any]:
+        return views.runs(service.database, limit=limit)
+
+    @router.get("/runs/{run_id}")
+    def run(run_id: int) -> dict[str, Any]:
+        found = views.run(service.database, run_id)
+        if found is None:
+            raise HTTPException(404, f"There is no run {run_id}. GET /api/runs lists them.")
+        return found
+
+    @router.get("/releases")
+    def releases() -> dict[str, Any]:
+        return views.releases(service.database)
+
+    @router.get("/events")
+    def events(limit: Limit = 50, kind: str | None = None) -> dict[str, Any]:
+        return views.events(service.database, limit=limit, kind=kind)
+
+    @router.get("/thresholds")
+    def thresholds() -> dict[str, Any]:
+        return views.thresholds(service.engine.release)
+
+    return router
+
+
+def _writes(service: Service) -> APIRouter:
+    def guard(request: Request) -> None:
+        _check_origin(request)
+        _check_token(request, service.settings.server.token)
+
+    router = APIRouter(prefix="/api", dependencies=[Depends(guard)])
+
+    @router.post("/retrain", status_code=202)
+    def retrain(response: Response, body: RetrainBody | None = None) -> dict[str, int]:
+        run_id = service.retrain((body or RetrainBody()).trigger)
+        response.headers["Location"] = f"/api/runs/{run_id}"
+        return {"run_id": run_id}
+
+    @router.post("/calibrate")
+    def calibrate(body: CalibrateBody | None = None) -> dict[str, Any]:
+        return {"calibrations": views.plain(service.calibrate(body.domain if body else None))}
+
+    @router.post("/releases/rollback")
+    def rollback(body: RollbackBody | None = None) -> dict[str, int]:
+        wanted = body or RollbackBody()
+        return {"live": service.rollback(wanted.to, wanted.reason)}
+
+    return router
+
+
+def _check_token(request: Request, token: str) -> None:
+    if not token:
+        return
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
+        raise HTTPException(
+            401,
+            "This route needs the service's token: send `Authorization: Bearer TOKEN`.",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+
+
+def _check_origin(request: Request) -> None:
+    # A page on any site can post to localhost from the operator's browser; only that browser sends Origin.
+    origin = request.headers.get("origin")
+    if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
+        raise HTTPException(403, f"Requests from pages of {origin} are refused. Call the route from its own origin.")
+
+
+def package_version() -> str:
+    """Return the installed version, "unknown" in a bare checkout."""
+    try:
+        return metadata.version("adaptive-spec")
+    except metadata.PackageNotFoundError:
+        return "unknown"

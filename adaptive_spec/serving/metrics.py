@@ -1,0 +1,100 @@
+"""GET /metrics: Prometheus text, read from the database and the engine at each scrape.
+
+Counters come from the records, so they go on across restarts.  A database that is down loses them from the scrape
+and shows as ``adaptive_spec_database_up 0``; the engine's own metrics stay.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator
+
+from fastapi import APIRouter, Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from sqlalchemy.exc import SQLAlchemyError
+
+from adaptive_spec.errors import RecordsError
+from adaptive_spec.records.statistics import DomainStatistics, domain_statistics
+from adaptive_spec.serving.ports import Service
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "adaptive_spec_"
+# Name without prefix and _total -> help.  Each is an attribute of DomainStatistics, summed per domain.
+DOMAIN_COUNTERS = {
+    "num_requests": "Finished requests.",
+    "num_spec_steps": "Decoder steps.",
+    "num_draft_tokens": "Tokens proposed by the draft.",
+    "num_accepted_draft_tokens": "Proposed tokens that the target kept.",
+    "num_emitted_tokens": "Tokens emitted.",
+}
+DOMAIN_GAUGES = {
+    "draft_acceptance_rate": "Accepted over proposed tokens, over all records.",
+    "mean_acceptance_length": "Tokens emitted per step, over all records.",
+}
+
+
+class ServiceCollector(Collector):
+    """Makes the metrics of one service at each scrape."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric."""
+        try:
+            rows = domain_statistics(self._service.database)
+        except (RecordsError, SQLAlchemyError):
+            logger.warning("The database did not answer a scrape of /metrics", exc_info=True)
+            rows = None
+        yield _gauge("database_up", "1 when the database answered this scrape.", rows is not None)
+        yield from _domain_metrics(rows or [])
+        yield from self._engine_metrics()
+
+    def _engine_metrics(self) -> Iterator[Metric]:
+        engine, writer = self._service.engine, self._service.writer
+        yield _counter("records_written", "Rows written since the start.", writer.num_written)
+        yield _counter("records_dropped", "Rows dropped on a full queue since the start.", writer.num_dropped)
+        yield _gauge("records_queue_depth", "Rows waiting to be written.", writer.queue_depth)
+        yield _gauge("live_release", "Version of the release the decoder runs.", engine.release.version)
+        yield _gauge("num_active_requests", "Requests being decoded.", engine.num_active)
+        yield _gauge("request_queue_depth", "Requests waiting for a slot.", engine.queue_depth)
+        pause = engine.last_swap_seconds or 0.0
+        yield _gauge("swap_pause_seconds", "How long decoding stood still in the last release swap.", pause)
+
+
+def metrics_router(service: Service) -> APIRouter:
+    """Serve /metrics for a service."""
+    router = APIRouter()
+    registry = CollectorRegistry()
+    registry.register(ServiceCollector(service))
+
+    @router.get("/metrics")
+    def metrics() -> Response:
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    return router
+
+
+def _domain_metrics(rows: Iterable[DomainStatistics]) -> Iterator[Metric]:
+    rows = list(rows)
+    for name, text in DOMAIN_COUNTERS.items():
+        counter = CounterMetricFamily(PREFIX + name, text, labels=["domain"])
+        for row in rows:
+            counter.add_metric([row.domain], getattr(row, name))
+        yield counter
+    for name, text in DOMAIN_GAUGES.items():
+        gauge = GaugeMetricFamily(PREFIX + name, text, labels=["domain"])
+        for row in rows:
+            value = getattr(row, name)
+            if value is not None:
+                gauge.add_metric([row.domain], value)
+        yield gauge
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(PREFIX + name, text, value=float(value))
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(PREFIX + name, text, value=float(value))

@@ -1,0 +1,102 @@
+"""The shape of the service that HTTP stands in front of; ``adaptive_spec.service.Service`` has it.
+
+Only what the routes use is listed, so that the routes are tested without loading a model.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from adaptive_spec.core import Release, Request
+from adaptive_spec.records.database import Database
+from adaptive_spec.settings import Settings
+
+
+class Usage(Protocol):
+    """What one request cost, known when it ends."""
+
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def completion_tokens(self) -> int: ...
+    @property
+    def num_steps(self) -> int: ...
+    @property
+    def num_draft_tokens(self) -> int: ...
+    @property
+    def num_accepted_draft_tokens(self) -> int: ...
+    @property
+    def releases(self) -> tuple[int, ...]: ...
+
+
+class Delta(Protocol):
+    """A piece of a completion.  ``finish_reason`` and ``usage`` come with the last one only."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def finish_reason(self) -> str | None: ...
+    @property
+    def usage(self) -> Usage | None: ...
+
+
+class Stream(Protocol):
+    """A submitted request."""
+
+    def events(self) -> Iterator[Delta]:
+        """Yield the pieces as they are decoded; blocks between them and ends after ``cancel``."""
+
+    def cancel(self) -> None:
+        """Stop decoding; harmless after the end."""
+
+
+class Engine(Protocol):
+    """The live decoder."""
+
+    @property
+    def release(self) -> Release: ...
+    @property
+    def last_swap_seconds(self) -> float | None: ...
+    @property
+    def num_active(self) -> int: ...
+    @property
+    def queue_depth(self) -> int: ...
+
+    def submit(self, request: Request) -> Stream:
+        """Queue a request; raises RequestError or BusyError."""
+
+
+class Writer(Protocol):
+    """The thread that writes records."""
+
+    @property
+    def num_written(self) -> int: ...
+    @property
+    def num_dropped(self) -> int: ...
+    @property
+    def queue_depth(self) -> int: ...
+
+
+class Service(Protocol):
+    """Everything behind the routes."""
+
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def engine(self) -> Engine: ...
+    @property
+    def database(self) -> Database: ...
+    @property
+    def writer(self) -> Writer: ...
+    @property
+    def tokenizer(self) -> Any: ...
+    @property
+    def ready(self) -> bool: ...
+
+    def retrain(self, trigger: str) -> int:
+        """Start a run and return its id; raises RunError while one is active."""
+
+    def calibrate(self, domain: str | None = None) -> list[dict[str, Any]]:
+        """Refit temperatures and thresholds now."""
+
+    def rollback(self, to: int | None, reason: str) -> int:
+        """Put an earlier release live and return its version."""

@@ -1,0 +1,69 @@
+"""Errors as HTTP: one envelope, the one that OpenAI clients parse."""
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from adaptive_spec.errors import (
+    AdaptiveSpecError,
+    BusyError,
+    NotEnoughDataError,
+    RecordsError,
+    ReleaseError,
+    RequestError,
+    RunError,
+)
+
+STATUS: tuple[tuple[type[AdaptiveSpecError], int, str], ...] = (
+    (RequestError, 400, "invalid_request_error"),
+    (BusyError, 429, "rate_limit_error"),
+    (NotEnoughDataError, 409, "conflict_error"),
+    (ReleaseError, 409, "conflict_error"),
+    (RunError, 409, "conflict_error"),
+    (RecordsError, 503, "service_unavailable_error"),
+)
+TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+
+
+def envelope(message: str, kind: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:
+    """The body of an error response."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def status_of(error: AdaptiveSpecError) -> tuple[int, str]:
+    """Return the HTTP status and the OpenAI error type of an error raised on purpose."""
+    for kind, status, name in STATUS:
+        if isinstance(error, kind):
+            return status, name
+    return 500, "server_error"
+
+
+def add_handlers(app: FastAPI) -> None:
+    """Answer every error of the tree, every bad body and every unknown route in the envelope."""
+
+    @app.exception_handler(AdaptiveSpecError)
+    def on_purpose(request: Request, error: AdaptiveSpecError) -> JSONResponse:
+        status, kind = status_of(error)
+        headers = {"Retry-After": "1"} if status == 429 else None
+        return JSONResponse(envelope(str(error), kind), status, headers)
+
+    @app.exception_handler(RequestValidationError)
+    def bad_body(request: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"] if part != "body")
+        message = f"{where or 'body'}: {first['msg']}"
+        return JSONResponse(envelope(message, "invalid_request_error", param=where or None), 400)
+
+    @app.exception_handler(HTTPException)
+    def plain_http(request: Request, error: HTTPException) -> JSONResponse:
+        kind = TYPES.get(error.status_code, "invalid_request_error" if error.status_code < 500 else "server_error")
+        code = "model_not_found" if "model" in request.path_params and error.status_code == 404 else None
+        return JSONResponse(envelope(str(error.detail), kind, code), error.status_code, error.headers)
+
+    @app.exception_handler(Exception)
+    def unforeseen(request: Request, error: Exception) -> JSONResponse:
+        # Starlette logs the traceback after this answer; the client learns nothing of the inside.
+        return JSONResponse(envelope("Internal error; see the service's log.", "server_error"), 500)

@@ -1,0 +1,88 @@
+"""What an operator sees of the records, as plain JSON values.
+
+The control routes and the command line (when no service answers) both read through here, so ``--json`` prints the
+same either way.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from adaptive_spec.core import Release, Thresholds
+from adaptive_spec.errors import RecordsError
+from adaptive_spec.records import domains as domain_records
+from adaptive_spec.records import events as event_records
+from adaptive_spec.records import releases as release_records
+from adaptive_spec.records import runs as run_records
+from adaptive_spec.records import statistics
+from adaptive_spec.records.database import Database
+
+
+def plain(value: Any) -> Any:
+    """Turn records into what JSON can carry: dataclasses to objects, times to ISO 8601."""
+    if hasattr(value, "to_dict"):
+        return plain(value.to_dict())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return str(value) if isinstance(value, Path) else value
+
+
+def domains(database: Database) -> dict[str, Any]:
+    """Every domain seen so far."""
+    return {"domains": domain_records.list_domains(database)}
+
+
+def stats(
+    database: Database, *, domain: str | None = None, release: int | None = None, policy: str | None = None
+) -> dict[str, Any]:
+    """Acceptance and speed per domain."""
+    rows = statistics.domain_statistics(database, domain=domain, release=release, policy=policy)
+    return {"domains": plain(rows)}
+
+
+def series(database: Database, *, domain: str | None = None, limit: int = 500) -> dict[str, Any]:
+    """Acceptance per finished request, in order of time."""
+    return {"requests": plain(statistics.request_series(database, domain=domain, limit=limit))}
+
+
+def runs(database: Database, *, limit: int = 20) -> dict[str, Any]:
+    """The latest training runs."""
+    return {"runs": plain(run_records.list_runs(database, limit))}
+
+
+def run(database: Database, run_id: int) -> dict[str, Any] | None:
+    """One run, or None when there is none of that id."""
+    try:
+        record = run_records.get_run(database, run_id)
+    except RecordsError:
+        return None
+    found: dict[str, Any] | None = plain(record)
+    return found
+
+
+def releases(database: Database) -> dict[str, Any]:
+    """All releases and the live one; 0 is the base draft."""
+    live = release_records.live_version(database)
+    return {"live": live, "releases": plain(release_records.list_releases(database))}
+
+
+def events(database: Database, *, limit: int = 50, kind: str | None = None) -> dict[str, Any]:
+    """What the service did and what befell it."""
+    return {"events": plain(event_records.list_events(database, limit, kind=kind))}
+
+
+def thresholds(release: Release) -> dict[str, Any]:
+    """The numbers the decoder uses now, and those of a domain without its own."""
+    return {
+        "release": release.version,
+        "thresholds": plain(release.thresholds),
+        "fallback": plain(release.for_domain("") if release.thresholds else Thresholds()),
+    }

@@ -1,0 +1,1 @@
+"""Pure tensor functions that decide how much of a chain is kept."""

@@ -1,0 +1,63 @@
+"""Processed distributions: what sampling temperature, top-k and top-p make of logits.
+
+Draft and target go through the same function, and what is verified against is what was sampled from.
+"""
+
+import torch
+from torch import Tensor
+
+
+def processed_probs(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """Return the distribution that a request samples from.
+
+    Args:
+        logits: [rows, positions, vocab].
+        temperature: [rows]; 0 is greedy and gives a one-hot distribution on the largest logit.
+        top_k: [rows]; 0 keeps every token.
+        top_p: [rows]; 1 keeps every token, else the smallest set of mass >= top_p, after top-k.
+
+    Returns:
+        [rows, positions, vocab] float32, each a distribution.
+    """
+    logits = logits.float()
+    greedy = temperature <= 0
+    scaled = logits / torch.where(greedy, 1.0, temperature)[:, None, None]
+    probs = _truncated(scaled.softmax(-1), top_k, top_p)
+    if bool(greedy.any()):
+        one_hot = torch.zeros_like(probs).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+        probs = torch.where(greedy[:, None, None], one_hot, probs)
+    return probs
+
+
+def _truncated(probs: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    limited = (top_k > 0) | (top_p < 1)
+    if not bool(limited.any()):
+        return probs
+    ordered, order = probs.sort(dim=-1, descending=True, stable=True)
+    ranks = torch.arange(probs.shape[-1], device=probs.device)
+    kept = (ranks < top_k[:, None, None]) | (top_k <= 0)[:, None, None]
+    ordered = ordered * kept
+    total = ordered.sum(-1, keepdim=True)
+    before = (ordered.cumsum(-1) - ordered) / total
+    kept = kept & ((before < top_p[:, None, None]) | (top_p >= 1)[:, None, None])
+    ordered = ordered * kept
+    ordered = ordered / ordered.sum(-1, keepdim=True)
+    return torch.zeros_like(probs).scatter_(-1, order, ordered)
+
+
+def sample(probs: Tensor, uniforms: Tensor) -> Tensor:
+    """Draw by inverse CDF, one uniform in [0, 1) a row: the draw depends on nothing but its own row.
+
+    Args:
+        probs: [..., vocab], non-negative, not necessarily normalised.
+        uniforms: [...].
+
+    Returns:
+        [...] token ids; never a token of probability 0.
+    """
+    cumulative = probs.double().cumsum(-1)
+    total = cumulative[..., -1:]
+    drawn = torch.searchsorted(cumulative, uniforms.double().unsqueeze(-1) * total, right=True).squeeze(-1)
+    # u * total can round up to total itself; the last token with mass is then the one meant.
+    last = (probs > 0).int().cumsum(-1).argmax(-1)
+    return torch.minimum(drawn, last)
