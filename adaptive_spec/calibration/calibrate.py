@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from adaptive_spec.calibration.temperature import COLD_START, TemperatureFit, fit_temperature
-from adaptive_spec.calibration.threshold import Replay, choose_threshold
+from adaptive_spec.calibration.threshold import MIN_REACHED, Replay, choose_threshold
 from adaptive_spec.core import POOLED, StepCost, Thresholds
 from adaptive_spec.records.observations import Observations
 from adaptive_spec.settings import CalibrationSettings
@@ -41,21 +41,26 @@ def calibrate(
     """
     by_domain = {domain: observed for domain, observed in sorted(observations.items()) if domain != POOLED}
     pooled_observed = _concatenate(list(by_domain.values()))
-    if len(pooled_observed.position) < settings.min_observations:
-        return {domain: _kept(domain, by_domain, now) for domain in {POOLED: None} | by_domain | dict(now)}
+    if _is_small(pooled_observed, settings):
+        return {domain: _kept(domain, by_domain, now) for domain in sorted({POOLED, *by_domain, *now})}
     fit = fit_temperature(pooled_observed.confidence, pooled_observed.accepted, None, settings)
     pooled = _own(pooled_observed, fit, cost, max_chain_length, now.get(POOLED), seed)
     results = {POOLED: pooled}
     for domain in sorted({*by_domain, *now} - {POOLED}):
         observed = by_domain.get(domain)
-        num = 0 if observed is None else len(observed.position)
-        if observed is None or num < settings.min_observations:
+        if observed is None or _is_small(observed, settings):
+            num = 0 if observed is None else len(observed.position)
             report = {"source": "pooled", "reason": COLD_START, "num_observations": num}
             results[domain] = DomainCalibration(pooled.thresholds, report)
             continue
         fit = fit_temperature(observed.confidence, observed.accepted, pooled.thresholds.temperature, settings)
         results[domain] = _own(observed, fit, cost, max_chain_length, now.get(domain), seed)
     return results
+
+
+def _is_small(observed: Observations, settings: CalibrationSettings) -> bool:
+    num_steps = int((observed.position == 0).sum())
+    return len(observed.position) < settings.min_observations or num_steps < MIN_REACHED
 
 
 def _own(

@@ -56,9 +56,7 @@ def calibrated_confidences(confidence: NDArray[np.float64], temperature: float) 
     return np.asarray(1 / (1 + np.exp(-_logit(confidence) / temperature)))
 
 
-def expected_calibration_error(
-    confidence: NDArray[np.float64], accepted: NDArray[np.bool_], bins: int = 10
-) -> float:
+def expected_calibration_error(confidence: NDArray[np.float64], accepted: NDArray[np.bool_], bins: int = 10) -> float:
     """Return the mean gap between confidence and acceptance over equal-width bins, weighted by count.
 
     Args:

@@ -29,7 +29,7 @@ from adaptive_spec.errors import NotEnoughDataError
 from adaptive_spec.records.observations import Observations
 
 STOP_BELOW_GRID = (0.0, 0.02, *(round(0.05 * step, 2) for step in range(1, 20)))
-MIN_REACHED = 10  # positions that fewer steps have reached are no candidates
+MIN_REACHED = 10  # positions that fewer steps have reached are no candidates; with fewer steps nothing is chosen
 _NEIGHBOURS = 8  # on each side, among which a donor is drawn
 _BOOTSTRAPS = 200
 
@@ -86,13 +86,15 @@ class Replay:
         """Build it from observations whose rows are ordered by step, then position; position 0 begins a step.
 
         Raises:
-            NotEnoughDataError: no step was observed.
+            NotEnoughDataError: fewer than ``MIN_REACHED`` steps were observed.
             ValueError: the rows are not ordered.
         """
         position = np.asarray(observations.position, np.int64)
-        if not len(position):
-            raise NotEnoughDataError("No speculative step is on record. Serve some traffic first.")
         begins = position == 0
+        if begins.sum() < MIN_REACHED:
+            raise NotEnoughDataError(
+                f"Thresholds need {MIN_REACHED} speculative steps on record. Serve some traffic first."
+            )
         if not begins[0] or not (begins[1:] | (np.diff(position) == 1)).all():
             raise ValueError("observations must be ordered by step, then position")
         step = np.cumsum(begins) - 1
@@ -162,7 +164,7 @@ def choose_threshold(
         max_chain_length: the decoder's limit; the cost's lengths and what was reached limit it further.
 
     Raises:
-        NotEnoughDataError: no step was observed.
+        NotEnoughDataError: fewer than ``MIN_REACHED`` steps were observed.
     """
     replay = Replay.complete(observations, temperature, min(max_chain_length, len(cost.verify_seconds) - 1), seed)
     curve = tuple(_best_per_length(replay, cost))
@@ -214,9 +216,7 @@ def _fill(
     return tuple(survival)
 
 
-def _nearest(
-    keys: NDArray[np.float64], wanted: NDArray[np.float64], random: np.random.Generator
-) -> NDArray[np.int64]:
+def _nearest(keys: NDArray[np.float64], wanted: NDArray[np.float64], random: np.random.Generator) -> NDArray[np.int64]:
     """For each wanted value draw one of the indices whose keys are nearest.  keys: [donors]; wanted: [n] -> [n]"""
     noise = 1e-9  # spreads ties over all donors that share them
     keys = keys + noise * random.random(len(keys))

@@ -1,10 +1,12 @@
 """Errors as HTTP: one envelope, the one that OpenAI clients parse."""
 
+import logging
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 
 from adaptive_spec.errors import (
@@ -16,6 +18,8 @@ from adaptive_spec.errors import (
     RequestError,
     RunError,
 )
+
+logger = logging.getLogger(__name__)
 
 STATUS: tuple[tuple[type[AdaptiveSpecError], int, str], ...] = (
     (RequestError, 400, "invalid_request_error"),
@@ -62,6 +66,12 @@ def add_handlers(app: FastAPI) -> None:
         kind = TYPES.get(error.status_code, "invalid_request_error" if error.status_code < 500 else "server_error")
         code = "model_not_found" if "model" in request.path_params and error.status_code == 404 else None
         return JSONResponse(envelope(str(error.detail), kind, code), error.status_code, error.headers)
+
+    @app.exception_handler(SQLAlchemyError)
+    def database_down(request: Request, error: SQLAlchemyError) -> JSONResponse:
+        logger.error("The database did not answer", exc_info=error)
+        message = "The database did not answer. Try again, or run `adaptive-spec doctor`."
+        return JSONResponse(envelope(message, "service_unavailable_error"), 503)
 
     @app.exception_handler(Exception)
     def unforeseen(request: Request, error: Exception) -> JSONResponse:

@@ -1,0 +1,132 @@
+"""The child process of a training run: ``python -m adaptive_spec.learning.run --run-id N --settings FILE --out FOLDER``.
+
+Started by the pipeline, so that training can neither block nor kill the service.  It reads traces, writes the adapter
+and ``distil.json`` into the folder, and tells its progress to the row of the run.  It judges and publishes nothing.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from adaptive_spec.core import Trace
+from adaptive_spec.errors import NotEnoughDataError
+from adaptive_spec.learning.distil import distil
+from adaptive_spec.models.loading import load_pair
+from adaptive_spec.records.database import Database
+from adaptive_spec.records.runs import update_run
+from adaptive_spec.records.traces import TraceStore
+from adaptive_spec.releases.registry import live_release
+from adaptive_spec.settings import Settings
+
+REPORT_NAME = "distil.json"
+ADAPTER_NAME = "adapter"
+_PROGRESS_SECONDS = 1.0
+_SELECTION_SHARE = 0.15  # of the training traces: chooses the epoch, so that the gate's held-out traces stay unseen
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run once.  Returns the exit status; a failure is written to the run's row."""
+    parser = argparse.ArgumentParser(prog="adaptive_spec.learning.run")
+    parser.add_argument("--run-id", type=int, required=True)
+    parser.add_argument("--settings", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args(arguments)
+    settings = Settings.model_validate_json(given.settings.read_text(encoding="utf-8"))
+    os.nice(settings.learning.nice)
+    torch.set_num_threads(settings.learning.threads)
+    database = Database(settings.records.url)
+    try:
+        update_run(database, given.run_id, state="running", pid=os.getpid())
+        train(database, settings, given.run_id, given.out)
+    except Exception as error:
+        update_run(database, given.run_id, state="failed", error=f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        database.close()
+    return 0
+
+
+def train(database: Database, settings: Settings, run_id: int, out: Path) -> None:
+    """Distil the stored traces and leave the adapter and its report in ``out``.
+
+    Raises:
+        AdaptiveSpecError: too few traces, a model or a live release that cannot be used, or a diverging run.
+    """
+    tell = _Teller(database, run_id)
+    tell({"phase": "load"}, now=True)
+    store = TraceStore(database, settings.records.folder, settings.records.held_out_share)
+    traces = store.load(held_out=False)
+    if len(traces) < settings.learning.min_traces:
+        raise NotEnoughDataError(
+            f"{len(traces)} traces, {settings.learning.min_traces} needed. Serve more requests or lower "
+            "learning.min_traces."
+        )
+    pair = load_pair(settings.model)
+    draft, hashes = pair.draft, pair.hashes
+    del pair  # the target's own layers are not needed
+    parent = live_release(database, settings.releases.folder, draft=draft, hashes=hashes)
+    fitted, selection = split(traces)
+    model, report = distil(
+        draft, fitted, selection, settings.learning, tell, Path(parent.adapter) if parent.adapter else None
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(str(out / ADAPTER_NAME), safe_serialization=True, save_embedding_layers=False)
+    described = {"distil": report.to_dict(), "provenance": _provenance(settings, traces, parent.version, dict(hashes))}
+    (out / REPORT_NAME).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+    tell({"phase": "distilled", "held_out_agreement": report.agreement_after, "seconds_left": 0.0}, now=True)
+
+
+def split(traces: Sequence[Trace]) -> tuple[list[Trace], list[Trace]]:
+    """Split traces to fit and traces that choose the epoch, by a hash of the prompt: all of a prompt on one side.
+
+    Neither side is empty when there are two prompts or more.
+    """
+    ranks = {trace.request_id: _rank(trace) for trace in traces}
+    distinct = sorted(set(ranks.values()))
+    selected = set(distinct[: max(1, round(len(distinct) * _SELECTION_SHARE))])
+    chosen = [trace for trace in traces if ranks[trace.request_id] in selected]
+    return [trace for trace in traces if ranks[trace.request_id] not in selected], chosen
+
+
+def _rank(trace: Trace) -> bytes:
+    prompt = ",".join(map(str, trace.tokens[: trace.prompt_tokens]))
+    return hashlib.sha256(f"epoch selection {prompt}".encode()).digest()
+
+
+def _provenance(settings: Settings, traces: Sequence[Trace], parent: int, hashes: dict[str, str]) -> dict[str, Any]:
+    return {
+        "parent": parent,
+        "hashes": hashes,
+        "seed": settings.learning.seed,
+        "settings": settings.learning.model_dump(mode="json"),
+        "packages": {name: version(name) for name in ("torch", "transformers", "peft")},
+        "num_traces": len(traces),
+        "domains": sorted({trace.domain for trace in traces}),
+        "first_trace_at": min(trace.at for trace in traces).isoformat(),
+        "last_trace_at": max(trace.at for trace in traces).isoformat(),
+    }
+
+
+class _Teller:
+    """Writes progress to the run's row, at most once a second."""
+
+    def __init__(self, database: Database, run_id: int) -> None:
+        self._database, self._run_id, self._last = database, run_id, 0.0
+
+    def __call__(self, progress: dict[str, Any], now: bool = False) -> None:
+        if now or time.monotonic() - self._last >= _PROGRESS_SECONDS:
+            self._last = time.monotonic()
+            update_run(self._database, self._run_id, progress=progress)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,217 @@
+"""Bundles: the files of a release.  Written whole or not at all, checked whole before anything is used.
+
+A bundle is the folder ``release-000007`` with ``release.json`` (thresholds, provenance), at most one ``adapter/`` and
+``manifest.json``, which holds the SHA-256 of every other file.  Called by the pipeline to write and by ``registry`` and
+the decoder to read.  Knows nothing of the database.
+"""
+
+import hashlib
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from adaptive_spec.core import Release, Thresholds
+from adaptive_spec.errors import ReleaseError
+from adaptive_spec.releases.adapter import ADVICE, CONFIG_NAME, WEIGHTS_NAME, load_adapter_delta, verify_adapter
+
+__all__ = ["bundle_name", "load_adapter_delta", "read_bundle", "verify_adapter", "write_bundle"]
+
+FORMAT = 1
+MAX_CHAIN_LENGTH = 64
+_MANIFEST, _DESCRIPTION, _ADAPTER = "manifest.json", "release.json", "adapter"
+
+
+def bundle_name(version: int) -> str:
+    """Return the folder name of a version."""
+    return f"release-{version:06d}"
+
+
+def write_bundle(
+    root: Path,
+    version: int,
+    *,
+    adapter: Path | None,
+    thresholds: Mapping[str, Thresholds],
+    provenance: Mapping[str, Any],
+) -> Path:
+    """Write the bundle of ``version`` below ``root`` and return its folder.
+
+    It is built under a temporary name, flushed to the disk and renamed, so that a crash leaves no half release.
+
+    Args:
+        adapter: a folder that peft saved; its two files are copied.
+        provenance: JSON values; ``parent`` (a version) and ``hashes`` (of the models) are read back.
+
+    Raises:
+        ReleaseError: the version exists, the adapter lacks a file, or a value is out of range.
+    """
+    final = root / bundle_name(version)
+    if version < 1 or final.exists():
+        raise ReleaseError(f"Release {version} exists already or is not above 0. Use the next version.")
+    description = {
+        "version": version,
+        "thresholds": {domain: asdict(_checked(domain, values)) for domain, values in thresholds.items()},
+        "provenance": dict(provenance),
+    }
+    root.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(prefix=f".{final.name}-", dir=root))
+    try:
+        building.chmod(0o755)
+        _write_durably(building / _DESCRIPTION, _json_bytes(description))
+        if adapter is not None:
+            _copy_adapter(adapter, building / _ADAPTER)
+        manifest = {"format": FORMAT, "version": version, "files": _hashes(building)}
+        _write_durably(building / _MANIFEST, _json_bytes(manifest))
+        _sync_folder(building)
+        building.rename(final)
+    except (OSError, ValueError, TypeError) as error:
+        raise ReleaseError(f"Release {version} cannot be written to {root} ({error}). Check the disk, then retry.") from error
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    _sync_folder(root)
+    return final
+
+
+def read_bundle(
+    folder: Path, *, draft: PreTrainedModel | None = None, hashes: Mapping[str, str] | None = None
+) -> Release:
+    """Check a bundle whole and return its release.
+
+    Args:
+        draft: also check the adapter's tensors against it.
+        hashes: of the models in use; the bundle must have been made for exactly these.
+
+    Raises:
+        ReleaseError: anything is missing, added, damaged, foreign, misshapen, not finite or out of range.
+    """
+    version = _check_manifest(folder)
+    description = _parse(folder / _DESCRIPTION, {"version", "thresholds", "provenance"})
+    provenance, table = description["provenance"], description["thresholds"]
+    if description["version"] != version or not isinstance(provenance, dict) or not isinstance(table, dict):
+        raise ReleaseError(f"{folder / _DESCRIPTION} contradicts the manifest. {ADVICE}")
+    if hashes is not None and provenance.get("hashes") != dict(hashes):
+        raise ReleaseError(f"{folder} was made for other models than those in use. Load its models, or roll back.")
+    parent = provenance.get("parent")
+    if parent is not None and not _is_count(parent):
+        raise ReleaseError(f"{folder}: the parent {parent!r} is not a version. {ADVICE}")
+    thresholds = {domain: _thresholds(domain, values) for domain, values in table.items()}
+    adapter = folder / _ADAPTER
+    if not adapter.is_dir():
+        return Release(version, MappingProxyType(thresholds), None, parent)
+    if draft is not None:
+        verify_adapter(adapter, draft)
+    return Release(version, MappingProxyType(thresholds), str(adapter), parent)
+
+
+def _check_manifest(folder: Path) -> int:
+    manifest = _parse(folder / _MANIFEST, {"format", "version", "files"})
+    version, listed = manifest["version"], manifest["files"]
+    if manifest["format"] != FORMAT:
+        raise ReleaseError(f"{folder} has format {manifest['format']!r}, not {FORMAT}. Upgrade adaptive-spec.")
+    if not _is_count(version) or folder.name != bundle_name(version) or not isinstance(listed, dict):
+        raise ReleaseError(f"{folder} is not the folder of the release that its manifest names. {ADVICE}")
+    try:
+        found = _hashes(folder)
+    except OSError as error:
+        raise ReleaseError(f"{folder} cannot be read ({error}). {ADVICE}") from error
+    adapter = {f"{_ADAPTER}/{CONFIG_NAME}", f"{_ADAPTER}/{WEIGHTS_NAME}"}
+    if found.keys() - {_DESCRIPTION} not in (set(), adapter):
+        raise ReleaseError(f"{folder} does not hold exactly the files of a release: {sorted(found)}. {ADVICE}")
+    wrong = sorted(name for name in listed.keys() | found.keys() if listed.get(name) != found.get(name))
+    if wrong:
+        raise ReleaseError(f"{folder} is damaged: {wrong} differ from the manifest. {ADVICE}")
+    return int(version)
+
+
+def _parse(path: Path, keys: set[str]) -> dict[str, Any]:
+    """Read JSON exactly as ``_json_bytes`` writes it: then every flipped byte shows, also in the manifest itself."""
+    try:
+        raw = path.read_bytes()
+        value = json.loads(raw, parse_constant=_refuse_constant)
+        canonical = isinstance(value, dict) and _json_bytes(value) == raw
+    except (OSError, ValueError) as error:
+        raise ReleaseError(f"{path} cannot be read ({error}). {ADVICE}") from error
+    if not canonical or value.keys() != keys:
+        raise ReleaseError(f"{path} is not as it was written. {ADVICE}")
+    return dict(value)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _json_bytes(value: dict[str, Any]) -> bytes:
+    return (json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n").encode()
+
+
+def _thresholds(domain: str, values: Any) -> Thresholds:
+    try:
+        return _checked(domain, Thresholds(**{**values, "survival": tuple(values["survival"])}))
+    except (TypeError, KeyError) as error:
+        raise ReleaseError(f"The thresholds of {domain!r} are malformed ({error}). {ADVICE}") from error
+
+
+def _checked(domain: str, values: Thresholds) -> Thresholds:
+    """Return ``values``, or raise ReleaseError naming what is out of range."""
+    checks = {
+        "temperature": _is_number(values.temperature) and 0.01 <= values.temperature <= 100,
+        "stop_below": _is_number(values.stop_below) and 0 <= values.stop_below <= 1,
+        "max_chain_length": _is_count(values.max_chain_length) and values.max_chain_length <= MAX_CHAIN_LENGTH,
+        "survival": all(_is_number(share) and 0 <= share <= 1 for share in values.survival),
+        "num_observations": _is_count(values.num_observations),
+    }
+    wrong = [f"{name} {getattr(values, name)!r}" for name, good in checks.items() if not good]
+    if wrong:
+        raise ReleaseError(f"The thresholds of {domain!r} are out of range: {', '.join(wrong)}. {ADVICE}")
+    return values
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file but the manifest, by its path inside the folder.  Links and odd files raise OSError."""
+    found: dict[str, str] = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise OSError(f"{path} is not a plain file")
+        if path.is_file() and path != folder / _MANIFEST:
+            with path.open("rb") as file:
+                found[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
+
+
+def _copy_adapter(source: Path, destination: Path) -> None:
+    destination.mkdir()
+    for name in (CONFIG_NAME, WEIGHTS_NAME):
+        _write_durably(destination / name, (source / name).read_bytes())
+    _sync_folder(destination)
+
+
+def _write_durably(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

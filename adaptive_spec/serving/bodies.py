@@ -1,0 +1,201 @@
+"""The OpenAI request bodies that are understood, and how each becomes a ``Request``.
+
+A parameter that would change the answer and is not supported is refused, never ignored.
+"""
+
+import re
+from typing import Annotated, Any, Literal
+from uuid import uuid4
+
+from jinja2 import TemplateError
+from pydantic import BaseModel, ConfigDict, Field
+
+from adaptive_spec.core import DEFAULT_DOMAIN, Request, SamplingParams
+from adaptive_spec.errors import RequestError
+from adaptive_spec.settings import Settings
+
+COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions; a chat gets what the context leaves
+DOMAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,63}")
+# Parameters refused when they ask for something: name -> values that ask for nothing.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "logit_bias": ({},),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "min_p": (0,),
+    "tools": ([],),
+    "functions": ([],),
+    "tool_choice": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "prediction": (),
+    "audio": (),
+}
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+class Speculation(BaseModel):
+    """The extension field: chain_length None follows the length policy, 0 turns speculation off."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    chain_length: int | None = Field(default=None, ge=0)
+    record: bool = True
+
+
+class StreamOptions(_Body):
+    """What a stream carries besides text."""
+
+    include_usage: bool = False
+
+
+class GenerationBody(_Body):
+    """What both completion routes share."""
+
+    model: str | None = None
+    max_tokens: int | None = Field(default=None, ge=1)
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1)
+    seed: int | None = None
+    stop: str | Annotated[list[str], Field(max_length=4)] | None = None
+    ignore_eos: bool = False
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    metadata: dict[str, str] | None = None
+    speculation: Speculation = Speculation()
+
+    def refuse_unsupported(self) -> None:
+        """Raise RequestError for a parameter that would change the answer and is not supported."""
+        for name, value in (self.model_extra or {}).items():
+            if name in UNSUPPORTED and value is not None and value not in UNSUPPORTED[name]:
+                raise RequestError(f"{name}={value!r} is not supported. Leave {name} out.")
+
+    def domain(self, header: str | None) -> str:
+        """The domain of ``metadata.domain``, else of the X-Domain header, else the default."""
+        named = (self.metadata or {}).get("domain") or header or DEFAULT_DOMAIN
+        if not DOMAIN.fullmatch(named):
+            raise RequestError(f"Domain {named!r} is not a name: use 1 to 64 of A-Z a-z 0-9 _ . : / -.")
+        return named
+
+    def wanted_tokens(self) -> int | None:
+        """The limit the client set, None for the route's default."""
+        return self.max_tokens
+
+
+class CompletionBody(GenerationBody):
+    """POST /v1/completions."""
+
+    prompt: str | list[int] | list[str] | list[list[int]]
+
+    def prompt_ids(self, tokenizer: Any) -> list[int]:
+        """Tokenize the prompt."""
+        prompt = self.prompt
+        if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+            if len(prompt) > 1:
+                raise RequestError("Several prompts in one request are not supported. Send one request each.")
+            prompt = prompt[0]
+        if isinstance(prompt, str):
+            return list(tokenizer(prompt)["input_ids"])
+        return [_checked_id(token, len(tokenizer)) for token in prompt]
+
+    def wanted_tokens(self) -> int | None:
+        return self.max_tokens or COMPLETION_MAX_TOKENS
+
+
+class Part(_Body):
+    """A piece of a message's content; only text is understood."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Body):
+    """A message of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[Part]
+
+    def flat(self) -> dict[str, str]:
+        """The message as chat templates want it."""
+        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": content}
+
+
+class ChatBody(GenerationBody):
+    """POST /v1/chat/completions."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+
+    def prompt_ids(self, tokenizer: Any) -> list[int]:
+        """Write the messages through the model's chat template and tokenize them."""
+        if not getattr(tokenizer, "chat_template", None):
+            raise RequestError("This model has no chat template. Use /v1/completions.")
+        messages = [message.flat() for message in self.messages]
+        try:
+            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except (TemplateError, ValueError) as error:
+            raise RequestError(f"The model's chat template refused the messages: {error}") from error
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def wanted_tokens(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+
+def to_request(
+    body: CompletionBody | ChatBody, header_domain: str | None, tokenizer: Any, settings: Settings, prefix: str
+) -> Request:
+    """Check a body and make the engine's request of it.
+
+    Raises:
+        RequestError: an unsupported parameter, a bad domain, or a prompt that is empty or too long.
+    """
+    body.refuse_unsupported()
+    prompt_ids = body.prompt_ids(tokenizer)
+    limit = settings.decoder.max_context_tokens
+    room = limit - len(prompt_ids)
+    wanted = body.wanted_tokens()
+    if not prompt_ids:
+        raise RequestError("The prompt is empty. Send at least one token.")
+    if room < (wanted or 1):
+        raise RequestError(
+            f"The prompt has {len(prompt_ids)} tokens and {wanted or 1} more were asked for; the context holds {limit}. "
+            "Shorten the prompt, lower max_tokens or raise decoder.max_context_tokens."
+        )
+    return Request(
+        request_id=f"{prefix}-{uuid4().hex}",
+        prompt_ids=tuple(prompt_ids),
+        params=_params(body, wanted or room),
+        domain=body.domain(header_domain),
+    )
+
+
+def _params(body: GenerationBody, max_tokens: int) -> SamplingParams:
+    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_k=max(body.top_k or 0, 0),
+        top_p=1.0 if body.top_p is None else body.top_p,
+        seed=body.seed,
+        stop=tuple(text for text in stop if text),
+        ignore_eos=body.ignore_eos,
+        chain_length=body.speculation.chain_length,
+        record=body.speculation.record,
+    )
+
+
+def _checked_id(token: Any, vocabulary: int) -> int:
+    if not isinstance(token, int) or not 0 <= token < vocabulary:
+        raise RequestError(f"Token id {token!r} is not in the vocabulary of {vocabulary} tokens.")
+    return token

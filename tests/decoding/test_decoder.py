@@ -1,0 +1,230 @@
+"""Exact decoding: the draft decides speed, never content."""
+
+import random
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from adaptive_spec.core import FinishedRequest, Release, Request, SamplingParams, Step, Thresholds, Trace
+from adaptive_spec.decoding.decoder import Listeners
+from adaptive_spec.decoding.engine import Engine
+from adaptive_spec.errors import BusyError, ReleaseError, RequestError
+from adaptive_spec.models.loading import ModelPair
+from adaptive_spec.settings import DecoderSettings
+from adaptive_spec.verification.distribution import processed_probs
+
+SETTINGS = DecoderSettings(slots=3, max_context_tokens=128, prefill_chunk_tokens=7, max_chain_length=4)
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.finished: list[FinishedRequest] = []
+        self.traces: list[Trace] = []
+        self.listeners = Listeners(self.steps.append, self.finished.append, self.traces.append, trace_top_k=8)
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+@pytest.fixture
+def engine(pair: ModelPair, heard: Heard) -> Iterator[Engine]:
+    engine = Engine(pair, SETTINGS, heard.listeners)
+    engine.start()
+    yield engine
+    engine.swap(Release(), {}).result()
+    engine.stop()
+
+
+def prompts(count: int, seed: int = 0) -> list[tuple[int, ...]]:
+    rng = random.Random(seed)
+    return [tuple(rng.randrange(256) for _ in range(rng.randrange(1, 30))) for _ in range(count)]
+
+
+def greedy_of_target(pair: ModelPair, prompt: tuple[int, ...], max_tokens: int) -> list[int]:
+    output = pair.target.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        max_new_tokens=max_tokens,
+        do_sample=False,
+    )
+    return output[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("chain_length", [0, 1, 4, None])
+def test_greedy_equals_the_target_alone_in_a_ragged_batch(engine: Engine, pair: ModelPair, chain_length: int | None) -> None:
+    params = SamplingParams(max_tokens=25, chain_length=chain_length)
+    streams = [engine.submit(Request(str(i), p, params)) for i, p in enumerate(prompts(8))]
+    for prompt, stream in zip(prompts(8), streams, strict=True):
+        assert stream.collect()[1] == greedy_of_target(pair, prompt, 25)
+
+
+def test_chains_are_accepted_and_outcomes_are_consistent(engine: Engine, heard: Heard) -> None:
+    params = SamplingParams(max_tokens=30, chain_length=4)
+    for i, prompt in enumerate(prompts(4)):
+        usage = engine.submit(Request(str(i), prompt, params)).collect()[2].usage
+        assert usage is not None and usage.num_accepted_draft_tokens > 0
+    for step in heard.steps:
+        assert len(step.positions) == min(step.num_accepted + 1, step.chain_length)
+        assert [p.accepted for p in step.positions] == [i < step.num_accepted for i in range(len(step.positions))]
+    emitted = sum(step.num_emitted for step in heard.steps)
+    assert emitted == sum(f.completion_tokens for f in heard.finished)
+
+
+def test_traces_hold_the_targets_own_distribution(engine: Engine, heard: Heard, pair: ModelPair) -> None:
+    engine.submit(Request("a", prompts(1)[0], SamplingParams(max_tokens=20))).collect()
+    (trace,) = heard.traces
+    with torch.no_grad():
+        log_probs = pair.target(torch.tensor([trace.tokens])).logits[0].log_softmax(-1)
+    wanted = log_probs[trace.prompt_tokens - 1 : -1]
+    ours = torch.from_numpy(trace.top_log_probs)
+    assert torch.allclose(wanted.gather(1, torch.from_numpy(trace.top_ids).long()), ours, atol=1e-4)
+    assert torch.allclose(1 - ours.exp().sum(-1), torch.from_numpy(trace.tail_mass), atol=1e-4)
+
+
+def test_a_swap_in_mid_request_changes_no_token(engine: Engine, pair: ModelPair) -> None:
+    prompt = prompts(1, seed=5)[0]
+    stream = engine.submit(Request("long", prompt, SamplingParams(max_tokens=90, chain_length=3, ignore_eos=True)))
+    name, parameter = next((n, p) for n, p in pair.draft.named_parameters() if "q_proj" in n)
+    tokens: list[int] = []
+    for index, delta in enumerate(stream.events()):
+        tokens += delta.token_ids
+        if index % 4 == 0:
+            noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(index))
+            engine.swap(Release(version=index + 1), {name: noise * 0.05})
+    usage = delta.usage
+    assert usage is not None and len(usage.releases) > 1
+    reference = pair.target.generate(
+        torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        max_new_tokens=90, min_new_tokens=90, do_sample=False, eos_token_id=None,
+    )
+    assert tokens == reference[0, len(prompt) :].tolist()
+
+
+def test_the_draft_recovers_after_a_swap(engine: Engine, heard: Heard) -> None:
+    """A swap to the same weights must not lower acceptance: the draft's cache is rebuilt."""
+    params = SamplingParams(max_tokens=80, chain_length=3, ignore_eos=True)
+    prompt = prompts(1, seed=5)[0]
+    engine.submit(Request("plain", prompt, params)).collect()
+    stream = engine.submit(Request("swapped", prompt, params))
+    for index, _ in enumerate(stream.events()):
+        if index == 5:
+            engine.swap(Release(version=1), {}).result()
+    plain, swapped = heard.finished
+    assert swapped.num_accepted_draft_tokens == plain.num_accepted_draft_tokens
+
+
+def test_a_bad_update_leaves_the_live_weights_alone(engine: Engine, pair: ModelPair) -> None:
+    before = {name: p.clone() for name, p in pair.draft.named_parameters()}
+    name = next(n for n in before if "q_proj" in n)
+    for delta in ({name: torch.zeros(3, 3)}, {"nowhere": torch.zeros(1)}, {name: torch.full_like(before[name], torch.nan)}):
+        with pytest.raises(ReleaseError):
+            engine.swap(Release(version=9), delta).result()
+    assert engine.release.version == 0
+    assert all(torch.equal(before[n], p) for n, p in pair.draft.named_parameters())
+
+
+def test_length_zero_is_obeyed_and_still_explored(pair: ModelPair, heard: Heard) -> None:
+    settings = SETTINGS.model_copy(update={"explore_share": 0.3})
+    engine = Engine(pair, settings, heard.listeners)
+    engine.start()
+    off = Release(version=1, thresholds={"slow": Thresholds(max_chain_length=0)})
+    engine.swap(off, {}).result()
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    engine.submit(Request("a", prompts(1)[0], params, domain="slow")).collect()
+    engine.stop()
+    assert {step.chain_length for step in heard.steps if not step.explored} == {0}
+    assert any(step.chain_length == 4 for step in heard.steps if step.explored)
+
+
+@pytest.mark.parametrize("explore_share", [0.0, 0.5])
+@pytest.mark.parametrize("stop_below", [0.0, 0.6])
+def test_sampled_output_has_the_targets_distribution(pair: ModelPair, explore_share: float, stop_below: float) -> None:
+    """Chi-square of the second token over many seeds, for several length policies and mixed batches."""
+    settings = DecoderSettings(slots=16, max_context_tokens=64, max_chain_length=3, explore_share=explore_share, queue_limit=4000)
+    engine = Engine(pair, settings)
+    engine.start()
+    engine.swap(Release(version=1, thresholds={"*": Thresholds(stop_below=stop_below, max_chain_length=3)}), {}).result()
+    prompt, runs = (10, 20, 30), 1500
+    params = [SamplingParams(max_tokens=3, temperature=0.8, top_k=5, seed=s, ignore_eos=True) for s in range(runs)]
+    streams = [engine.submit(Request(str(s), prompt, p)) for s, p in enumerate(params)]
+    samples = torch.tensor([stream.collect()[1] for stream in streams])
+    engine.stop()
+    for position in (1, 2):
+        assert _chi_square_p(pair, prompt, samples, position) > 1e-4
+
+
+def _chi_square_p(pair: ModelPair, prompt: tuple[int, ...], samples: torch.Tensor, position: int) -> float:
+    """p-value of tokens at ``position`` given the sampled prefix, by the probability integral over likely prefixes."""
+    from scipy.stats import chisquare
+
+    prefixes, inverse = samples[:, :position].unique(dim=0, return_inverse=True)
+    observed: list[float] = []
+    expected: list[float] = []
+    one, k, p = torch.tensor([0.8]), torch.tensor([5]), torch.tensor([1.0])
+    for index, prefix in enumerate(prefixes):
+        drawn = samples[inverse == index, position]
+        if len(drawn) < 40:
+            continue
+        with torch.no_grad():
+            logits = pair.target(torch.tensor([[*prompt, *prefix.tolist()]])).logits[:, -1:]
+        probs = processed_probs(logits, one, k, p)[0, 0]
+        for token in probs.nonzero().flatten().tolist():
+            want = float(probs[token]) * len(drawn)
+            if want >= 5:
+                observed.append(float((drawn == token).sum()))
+                expected.append(want)
+    rest = max(float(sum(expected)) - sum(observed), 0.0)
+    scaled = [e * sum(observed) / sum(expected) for e in expected]
+    assert rest < 0.2 * sum(expected) and len(observed) > 3
+    return float(chisquare(observed, scaled).pvalue)
+
+
+def test_same_seed_same_output(engine: Engine) -> None:
+    params = SamplingParams(max_tokens=20, temperature=1.0, seed=3)
+    first, second = (engine.submit(Request(str(i), (1, 2, 3), params)).collect()[1] for i in range(2))
+    assert first == second
+
+
+def test_stop_strings_end_and_are_not_shown(engine: Engine, pair: ModelPair) -> None:
+    prompt = prompts(1, seed=9)[0]
+    text, _, _ = engine.submit(Request("a", prompt, SamplingParams(max_tokens=40))).collect()
+    stop = text[5:8]
+    cut, _, last = engine.submit(Request("b", prompt, SamplingParams(max_tokens=40, stop=(stop,)))).collect()
+    assert cut == text[: text.index(stop)] and last.finish_reason == "stop"
+
+
+def test_bad_requests_are_refused_and_others_go_on(engine: Engine) -> None:
+    good = engine.submit(Request("good", (1, 2), SamplingParams(max_tokens=10)))
+    for prompt, params in [
+        ((), SamplingParams()),
+        ((1,) * 200, SamplingParams()),
+        ((9999,), SamplingParams()),
+        ((1,), SamplingParams(temperature=-1)),
+        ((1,), SamplingParams(top_p=0)),
+        ((1,), SamplingParams(max_tokens=0)),
+        ((1,), SamplingParams(chain_length=99)),
+    ]:
+        with pytest.raises(RequestError):
+            engine.submit(Request("bad", prompt, params))
+    assert good.collect()[2].finish_reason in ("stop", "length")
+
+
+def test_cancel_and_queue_limit(pair: ModelPair) -> None:
+    engine = Engine(pair, SETTINGS.model_copy(update={"slots": 1, "queue_limit": 2}))
+    params = SamplingParams(max_tokens=100, ignore_eos=True)
+    waiting = [engine.submit(Request(str(i), (1, 2), params)) for i in range(2)]
+    with pytest.raises(BusyError):
+        engine.submit(Request("third", (1, 2), params))
+    waiting[1].cancel()
+    assert waiting[1].collect()[2].finish_reason == "cancelled"
+    engine.start()
+    while engine.num_active == 0:
+        time.sleep(0.001)
+    waiting[0].cancel()
+    assert waiting[0].collect()[2].finish_reason == "cancelled"
+    engine.stop()
