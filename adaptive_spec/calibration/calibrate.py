@@ -17,8 +17,8 @@ from adaptive_spec.settings import CalibrationSettings
 class DomainCalibration:
     """One domain's new thresholds and the report that explains them, in JSON types.
 
-    The report's ``source`` is own (fitted here), pooled (too small, serves under the pooled thresholds) or kept (nothing
-    could be fitted, the present thresholds stay).
+    The report's ``source`` is own (fitted here), pooled (too small, serves under the pooled thresholds) or kept
+    (nothing could be fitted, the present thresholds stay).
     """
 
     thresholds: Thresholds

@@ -1,9 +1,9 @@
 """The per-domain temperature that makes draft confidence equal acceptance probability.
 
 ``fit_temperature`` is called by ``calibrate``; ``calibrated_confidence`` by the decoder for each drafted token.
-Guo et al. 2017 divide all logits by the temperature.  Records keep the top probability only, so the draft is treated as
-choosing between two outcomes, its top token and the rest: logit(confidence) is divided.  With more than two outcomes
-that differs from true temperature scaling, but fit and decoder use the same function, so what is fitted is what is applied.
+Guo et al. 2017 divide all logits by the temperature.  Records keep the top probability only, so the draft is treated
+as choosing between two outcomes, its top token and the rest: logit(confidence) is divided.  With more than two outcomes
+that differs from true temperature scaling, but fit and decoder use the same function, so the fit is what is applied.
 """
 
 import math
@@ -77,7 +77,8 @@ def fit_temperature(
 ) -> TemperatureFit:
     """Fit P(accepted) = sigmoid(logit(confidence) / temperature) and blend it with the pooled temperature.
 
-    The blend is geometric with weight n / (n + blend_observations) on the own fit; without ``pooled`` nothing is blended.
+    The blend is geometric, with weight n / (n + blend_observations) on the domain's own fit; there is none without
+    ``pooled``.
 
     Args:
         confidence, accepted: [observations], reached positions only.
@@ -108,7 +109,7 @@ def fit_temperature(
 
 
 def _slope(confidence: NDArray[np.float64], accepted: NDArray[np.bool_]) -> float:
-    # C = inf: no penalty.  CalibratedClassifierCV(method="temperature") on a 1-D decision function is off by a factor 2.
+    # C = inf: no penalty.  CalibratedClassifierCV(method="temperature") on a 1-D decision_function is off by 2.
     model = LogisticRegression(C=np.inf, fit_intercept=False, tol=1e-8, max_iter=1000)
     model.fit(_logit(confidence)[:, None], accepted)
     return float(model.coef_[0, 0])

@@ -1,9 +1,9 @@
 """Choose when to stop drafting: the thresholds with the largest predicted goodput, speculation off included.
 
-The recorded steps are replayed under every candidate policy.  The policy drafts one token, and another while the product
-of calibrated confidences is at least ``stop_below`` and the chain is shorter than ``max_chain_length``; a threshold policy
-is optimal (SpecDec++, arXiv 2405.19715).  Goodput is mean emitted tokens over mean cost, a ratio of means as in a renewal
-process; that steps would begin elsewhere in the text under another policy is ignored.
+The recorded steps are replayed under every candidate policy.  The policy drafts one token, and another while the
+product of calibrated confidences is at least ``stop_below`` and the chain is shorter than ``max_chain_length``; a
+threshold policy is optimal (SpecDec++, arXiv 2405.19715).  Goodput is mean emitted tokens over mean cost, a ratio of
+means as in a renewal process; that steps would begin elsewhere in the text under another policy is ignored.
 
 Records are censored twice, and ``Replay`` completes them:
 
@@ -31,7 +31,7 @@ from adaptive_spec.records.observations import Observations
 STOP_BELOW_GRID = (0.0, 0.02, *(round(0.05 * step, 2) for step in range(1, 20)))
 MIN_REACHED = 10  # positions that fewer steps have reached are no candidates; with fewer steps nothing is chosen
 _NEIGHBOURS = 8  # on each side, among which a donor is drawn
-_BOOTSTRAPS = 200
+_BOOTSTRAPS = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class PolicyGoodput:
 class ThresholdReport:
     """How thresholds were chosen.
 
-    low, high: 95 % bootstrap interval, over requests, of the chosen goodput.  curve: the best policy per length, 0 first.
+    low, high: 95 % bootstrap interval, over requests, of the chosen goodput.  curve: the best policy of each length.
     """
 
     chosen: PolicyGoodput
@@ -109,7 +109,7 @@ class Replay:
         accepted[step[kept], position[kept]] = np.asarray(observations.accepted, np.bool_)[kept]
         survival = _fill(confidence, accepted, reached, explored, np.random.default_rng(seed))
         return cls(
-            cumulative=np.cumprod(confidence, axis=1),
+            cumulative=np.asarray(np.cumprod(confidence, axis=1), np.float64),
             num_acceptable=np.cumprod(accepted, axis=1).sum(axis=1),
             request_index=np.asarray(observations.request_index, np.int64)[begins],
             survival=survival,
@@ -119,7 +119,7 @@ class Replay:
     @property
     def max_chain_length(self) -> int:
         """The longest chain that enough steps reached."""
-        return self.cumulative.shape[1]
+        return len(self.survival)
 
     def lengths(self, stop_below: float, max_chain_length: int) -> NDArray[np.int64]:
         """Return the chain length of each step under a policy.  [steps]"""

@@ -159,7 +159,7 @@ class _Run:
         losses: list[float] = []
         for group in plan(self.traces, self.settings.batch_tokens, self.settings.seed + epoch):
             if self._seconds >= self.settings.time_limit_seconds:
-                return sum(losses) / max(len(losses), 1), False
+                return sum(losses) / len(losses) if losses else math.nan, False
             losses.append(self._step(make_batch(group, self.draft.device)))
         return sum(losses) / len(losses), True
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -25,7 +26,7 @@ class _Judged:
 
 
 def score(
-    draft: PreTrainedModel, traces: Sequence[Trace], chain_length: int = 4, batch_tokens: int = 2048
+    draft: PreTrainedModel | PeftModel, traces: Sequence[Trace], chain_length: int = 4, batch_tokens: int = 2048
 ) -> list[TraceScore]:
     """Score every trace with a completion, in the order given.
 
@@ -34,6 +35,8 @@ def score(
         chain_length: tokens proposed per step in the replay behind ``acceptance_length``.
         batch_tokens: padded tokens per forward.
     """
+    if isinstance(draft, PeftModel):
+        draft = draft.get_base_model()
     training = draft.training
     draft.eval()
     scores: dict[int, TraceScore] = {}

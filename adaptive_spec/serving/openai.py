@@ -16,6 +16,7 @@ from fastapi import APIRouter, Header
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from adaptive_spec.core import Request
 from adaptive_spec.errors import AdaptiveSpecError
@@ -62,6 +63,20 @@ def openai_router(service: Service) -> APIRouter:
     return router
 
 
+class _EventStream(StreamingResponse):
+    """Server-sent events that cancel their stream however they end; an abandoned generator would close late."""
+
+    def __init__(self, parts: AsyncIterator[str], stream: Stream) -> None:
+        super().__init__(parts, media_type="text/event-stream", headers=SSE_HEADERS)
+        self._stream = stream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._stream.cancel()
+
+
 async def _answer(
     service: Service,
     body: CompletionBody | ChatBody,
@@ -85,7 +100,7 @@ async def _answer(
     head = {"id": request.request_id, "object": kind, "created": int(time.time()), "model": served}
     if body.stream:
         parts = _chunks(stream, head, request, body, threads)
-        return StreamingResponse(parts, media_type="text/event-stream", headers=SSE_HEADERS)
+        return _EventStream(parts, stream)
     return await _whole(stream, head, request, http, threads, choice)
 
 
@@ -111,7 +126,9 @@ async def _whole(
         finally:
             group.cancel_scope.cancel()
     if last is None or last.usage is None or last.finish_reason in (None, *BROKEN):
-        return JSONResponse(envelope("The request ended before its answer was whole. Send it again.", "server_error"), 500)
+        return JSONResponse(
+            envelope("The request ended before its answer was whole. Send it again.", "server_error"), 500
+        )
     answer = choice("".join(texts), last.finish_reason)
     return JSONResponse({**head, "choices": [answer], "usage": usage(last.usage), **_speculation(request, last.usage)})
 

@@ -73,9 +73,7 @@ def _section(title: str, columns: Sequence[tuple[str, str]], rows: Sequence[dict
         return f"<h2>{title}</h2><p class=facts>None yet.</p>"
     head = _cells("th scope=col", (label for _, label in columns))
     body = "".join(f"<tr>{_cells('td', (_text(row.get(name)) for name, _ in columns))}</tr>" for row in rows)
-    return (
-        f"<h2>{title}</h2><div class=scroll><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
+    return f"<h2>{title}</h2><div class=scroll><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
 
 
 def _cells(tag: str, texts: Iterable[str]) -> str:

@@ -61,14 +61,14 @@ def record(known: Chains, live: Thresholds, explore_share: float, seed: int = 1)
             rows.append((position, confidence[position], accepted[position], index // 10, explored))
             if not accepted[position]:
                 break
-    position, confidence, accepted, request_index, explored = zip(*rows, strict=True)
+    columns = [np.asarray(column) for column in zip(*rows, strict=True)]
     return Observations(
-        position=np.asarray(position, np.int64),
-        confidence=np.asarray(confidence, np.float64),
-        overlap=np.asarray(confidence, np.float64),
-        accepted=np.asarray(accepted, np.bool_),
-        request_index=np.asarray(request_index, np.int64),
-        explored=np.asarray(explored, np.bool_),
+        position=columns[0],
+        confidence=columns[1],
+        overlap=columns[1],
+        accepted=columns[2],
+        request_index=columns[3],
+        explored=columns[4],
     )
 
 

@@ -49,10 +49,11 @@ def test_without_enough_data_everything_stays() -> None:
 
 
 def test_pooling_keeps_requests_of_different_domains_apart() -> None:
-    one = observed(200, 0.3, 1.0)
-    twice = calibrate({"a": one, "b": one}, COST, SETTINGS, 6, {})
+    one = observed(600, 0.6, 1.0)
+    twice = calibrate({"a": one, "b": one}, COST, SETTINGS, 1, {})
     pooled, own = twice[POOLED].report["threshold"], twice["a"].report["threshold"]
     assert np.isclose(pooled["chosen"]["goodput"], own["chosen"]["goodput"], rtol=0.03)
+    assert pooled["chosen"]["max_chain_length"] == 1
     assert pooled["high"] - pooled["low"] < own["high"] - own["low"]
 
 

@@ -1,0 +1,42 @@
+# Every target makes .venv and installs what it needs by itself.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test test-slow lint serve bench docs draft clean
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $(STAMP)
+
+demo: $(STAMP)  ## Watch a real draft learn from its own traffic (up to 15 minutes on 2 cores)
+	$(BIN)/adaptive-spec demo --out demo-output
+
+test: $(STAMP)
+	$(BIN)/pytest -m 'not slow'
+
+test-slow: $(STAMP)  ## The same promises on the real quickstart model
+	$(BIN)/pytest -m slow
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+serve: $(STAMP)
+	$(BIN)/adaptive-spec serve
+
+bench: $(STAMP)  ## What recording costs, and speculation against the target alone
+	$(BIN)/python -m adaptive_spec.bench.speed
+
+docs: $(STAMP)  ## Every command, route and setting is documented
+	$(BIN)/pytest tests/test_docs.py
+
+draft: $(STAMP)  ## Rebuild the bundled quickstart draft (about an hour on 2 cores)
+	$(BIN)/adaptive-spec models cut-draft --recipe adaptive_spec/models/drafts/smollm2-135m/recipe.json --out build/draft
+
+clean:
+	rm -rf $(VENV) build dist

@@ -1,0 +1,1 @@
+"""Side-by-side comparisons on real text, the lossless check and the demo."""

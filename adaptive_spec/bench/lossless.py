@@ -1,0 +1,133 @@
+"""Is this pair lossless here?  Greedy identity and a z-test of sampling, on the user's own models.
+
+The z-test: if tokens really come from the target, the mean of log p(token) + H(p) over positions is zero; its standard
+error follows from the same positions.  Tokens from a distribution closer to the draft's show as a large |z|.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from adaptive_spec.bench.corpora import DOMAINS, prompts
+from adaptive_spec.core import Request, SamplingParams
+from adaptive_spec.decoding.engine import Engine
+from adaptive_spec.models.loading import ModelPair
+from adaptive_spec.settings import DecoderSettings
+
+Z_LIMIT = 4.0
+_TIE = 1e-3  # logits closer than this are a tie in low precision
+
+
+@dataclass(frozen=True, slots=True)
+class LosslessReport:
+    """Greedy: prompts compared, identical, different only at a tie.  Sampling: tokens, mean and z."""
+
+    num_prompts: int
+    num_identical: int
+    num_ties: int
+    num_sampled_tokens: int
+    mean_surplus_nats: float
+    z: float
+    first_difference: str | None
+
+    @property
+    def passed(self) -> bool:
+        return self.num_identical + self.num_ties == self.num_prompts and abs(self.z) < Z_LIMIT
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "passed": self.passed}
+
+
+def check_lossless(
+    pair: ModelPair,
+    num_prompts: int = 20,
+    seed: int = 0,
+    *,
+    max_tokens: int = 48,
+    chain_length: int = 4,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> LosslessReport:
+    """Compare the engine with the target alone.
+
+    The greedy reference is transformers' own ``generate``, one prompt at a time; the engine decodes in batches with
+    speculation on.
+    """
+    texts = [row.text for rows in zip(*(prompts(domain) for domain in DOMAINS), strict=False) for row in rows]
+    encoded = [encode(pair, text) for text in (texts * (num_prompts // len(texts) + 1))[:num_prompts]]
+    longest = max(map(len, encoded)) + max_tokens
+    engine = Engine(pair, DecoderSettings(max_context_tokens=longest, max_chain_length=chain_length, queue_limit=4096))
+    engine.start()
+    try:
+        greedy = SamplingParams(max_tokens=max_tokens, chain_length=chain_length)
+        ours = _decode(engine, encoded, greedy)
+        sampled_params = SamplingParams(
+            max_tokens=max_tokens, chain_length=chain_length, temperature=1.0, seed=seed, ignore_eos=True
+        )
+        sampled = _decode(engine, encoded, sampled_params)
+    finally:
+        engine.stop()
+    identical, ties, first = 0, 0, None
+    for index, (prompt, tokens) in enumerate(zip(encoded, ours, strict=True)):
+        reference = greedy_reference(pair, prompt, max_tokens)
+        if tokens == reference:
+            identical += 1
+        elif _is_tie(pair, prompt, tokens, reference):
+            ties += 1
+        elif first is None:
+            first = f"prompt {index}: {tokens[:12]} … against {reference[:12]} …"
+        progress(index + 1, num_prompts)
+    surplus = torch.cat([_surplus(pair, p, t) for p, t in zip(encoded, sampled, strict=True)]).double()
+    z = float(surplus.mean() / (surplus.std() / math.sqrt(len(surplus)) + 1e-12))
+    return LosslessReport(num_prompts, identical, ties, len(surplus), float(surplus.mean()), z, first)
+
+
+def encode(pair: ModelPair, text: str) -> tuple[int, ...]:
+    """Prompt ids of one user turn, by the chat template where there is one."""
+    if pair.tokenizer.chat_template:
+        text = pair.tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False
+        )
+    return tuple(pair.tokenizer.encode(text, add_special_tokens=False))
+
+
+def greedy_reference(pair: ModelPair, prompt: tuple[int, ...], max_tokens: int) -> list[int]:
+    """What transformers' greedy ``generate`` of the target says."""
+    ids = torch.tensor([prompt], device=pair.device)
+    output = pair.target.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=max_tokens,
+        do_sample=False,
+        pad_token_id=pair.eos_token_ids[0] if pair.eos_token_ids else None,
+    )
+    tokens: list[int] = output[0, len(prompt) :].tolist()
+    return tokens
+
+
+def _decode(engine: Engine, encoded: list[tuple[int, ...]], params: SamplingParams) -> list[list[int]]:
+    streams = [engine.submit(Request(f"check-{index}", prompt, params)) for index, prompt in enumerate(encoded)]
+    return [stream.collect()[1] for stream in streams]
+
+
+@torch.inference_mode()
+def _is_tie(pair: ModelPair, prompt: tuple[int, ...], ours: list[int], reference: list[int]) -> bool:
+    """Do the outputs part at a position where the target's two best logits are equal within its precision?"""
+    at = next((i for i, (a, b) in enumerate(zip(ours, reference, strict=False)) if a != b), None)
+    if at is None:
+        return False
+    logits = pair.target(torch.tensor([[*prompt, *reference[:at]]], device=pair.device)).logits[0, -1].float()
+    tolerance = _TIE if pair.target.dtype == torch.float32 else 0.1
+    return abs(float(logits[ours[at]] - logits[reference[at]])) < tolerance
+
+
+@torch.inference_mode()
+def _surplus(pair: ModelPair, prompt: tuple[int, ...], tokens: list[int]) -> torch.Tensor:
+    """log p(token) + entropy at each position: [tokens]"""
+    ids = torch.tensor([[*prompt, *tokens]], device=pair.device)
+    log_probs = pair.target(ids).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
+    chosen = log_probs.gather(1, ids[0, len(prompt) :, None]).squeeze(1)
+    entropy = -(log_probs.exp() * log_probs).sum(-1)
+    return (chosen + entropy).cpu()

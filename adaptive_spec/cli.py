@@ -1,0 +1,529 @@
+"""The command line.  Thin: it parses, calls, prints.
+
+What is heavy to import is imported inside the command that needs it, so that ``--help`` is instant.  Exit codes:
+0 done, 1 a check or a run failed, 2 an error with a message, 3 the gate refused the run's candidate.
+"""
+
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from adaptive_spec.errors import AdaptiveSpecError
+from adaptive_spec.serving.client import DEFAULT_URL, Client, UnreachableError
+
+if TYPE_CHECKING:
+    from adaptive_spec.records.database import Database
+    from adaptive_spec.settings import Settings
+
+RUN_EXIT_CODES = {"passed": 0, "refused": 3, "failed": 1, "cancelled": 1}
+
+
+class _Group(TyperGroup):
+    """Prints an error of the tree as one message instead of a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except AdaptiveSpecError as error:
+            typer.echo(f"Error: {error}", err=True)
+            raise typer.Exit(2) from error
+
+
+app = typer.Typer(
+    cls=_Group,
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+    help="Speculative decoding that keeps learning from the traffic it serves.",
+)
+config_app = typer.Typer(no_args_is_help=True, help="The settings.")
+db_app = typer.Typer(no_args_is_help=True, help="The database.")
+models_app = typer.Typer(no_args_is_help=True, help="Targets and drafts.")
+app.add_typer(config_app, name="config")
+app.add_typer(db_app, name="db")
+app.add_typer(models_app, name="models")
+
+Url = Annotated[
+    str | None,
+    typer.Option("--url", envvar="ADAPTIVE_SPEC_URL", help=f"The running service.  [default: {DEFAULT_URL}]"),
+]
+Token = Annotated[
+    str,
+    typer.Option("--token", envvar=["ADAPTIVE_SPEC_TOKEN", "ADAPTIVE_SPEC_SERVER__TOKEN"], help="The service's token."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Domain = Annotated[str | None, typer.Option("--domain", help="Only this domain.")]
+Limit = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="At most so many, the latest.")]
+
+
+@app.callback(invoke_without_command=True)
+def main(
+    ctx: typer.Context,
+    config: Annotated[Path | None, typer.Option("--config", help="The TOML file of settings.")] = None,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        from importlib import metadata
+
+        try:
+            typer.echo(metadata.version("adaptive-spec"))
+        except metadata.PackageNotFoundError:
+            typer.echo("unknown")
+        raise typer.Exit
+    if config is not None:
+        os.environ["ADAPTIVE_SPEC_CONFIG"] = str(config)
+
+
+# ---- serving
+
+
+@app.command()
+def serve(
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on.")] = None,
+    target: Annotated[str | None, typer.Option(help="Target model.")] = None,
+    draft: Annotated[str | None, typer.Option(help="Draft model.")] = None,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Serve the OpenAI-compatible API and learn from its traffic."""
+    import logging
+
+    from adaptive_spec.settings import load_settings
+
+    settings = load_settings({"server": {"host": host, "port": port}, "model": {"target": target, "draft": draft}})
+    from adaptive_spec.serving.app import check_bind, create_app
+
+    check_bind(settings.server)
+    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    import uvicorn
+
+    from adaptive_spec.service import Service
+
+    service = Service(settings)
+    try:
+        service.start()
+        uvicorn.run(
+            create_app(service),
+            host=settings.server.host,
+            port=settings.server.port,
+            log_level=log_level,
+            timeout_graceful_shutdown=10,
+        )
+    finally:
+        service.stop()
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The prompt; - reads standard input.")],
+    domain: Annotated[str | None, typer.Option("--domain", help="The domain of the prompt.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="At most so many tokens.")] = 128,
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="Sampling temperature; 0 is greedy.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
+    chain_length: Annotated[int | None, typer.Option(min=0, help="Fixed chain length; 0: no speculation.")] = None,
+    record: Annotated[bool, typer.Option(help="Let the service keep a trace for learning.")] = True,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Complete the prompt as it is, without the chat template.")
+    ] = False,
+    url: Url = None,
+    token: Token = "",
+    json_: Json = False,
+) -> None:
+    """Complete a prompt with the running service."""
+    text = sys.stdin.read() if prompt == "-" else prompt
+    body = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "seed": seed,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "metadata": {"domain": domain} if domain else None,
+        "speculation": {"chain_length": chain_length, "record": record},
+    } | ({"prompt": text} if raw else {"messages": [{"role": "user", "content": text}]})
+    pieces: list[str] = []
+    last: dict[str, Any] = {}
+    client = Client(url or DEFAULT_URL, token)
+    for event in client.stream("/v1/completions" if raw else "/v1/chat/completions", body):
+        for choice in event["choices"]:
+            piece = choice["text"] if raw else choice["delta"].get("content", "")
+            pieces.append(piece)
+            if not json_:
+                typer.echo(piece, nl=False)
+        last = event
+    if json_:
+        _print_json({"text": "".join(pieces), "usage": last.get("usage"), "speculation": last.get("speculation")})
+        return
+    typer.echo()
+    if usage := last.get("usage"):
+        steps = max(last["speculation"]["num_spec_steps"], 1)
+        typer.echo(f"[{usage['completion_tokens']} tokens in {steps} steps]", err=True)
+
+
+# ---- what the service knows
+
+
+@app.command()
+def stats(
+    domain: Domain = None,
+    release: Annotated[int | None, typer.Option(help="Only this release.")] = None,
+    policy: Annotated[str | None, typer.Option(help="Only requests under: policy, fixed or off.")] = None,
+    url: Url = None,
+    json_: Json = False,
+) -> None:
+    """Acceptance and speed per domain."""
+
+    def direct(database: "Database") -> dict[str, Any]:
+        from adaptive_spec.serving import views
+
+        return views.stats(database, domain=domain, release=release, policy=policy)
+
+    query = {"domain": domain, "release": release, "policy": policy}
+    found = _ask(url, "/api/stats", query, direct)
+    columns = (
+        "domain",
+        "num_requests",
+        "num_spec_steps",
+        "draft_acceptance_rate",
+        "mean_acceptance_length",
+        "tokens_per_second",
+    )
+    _show(found, found["domains"], columns, json_)
+
+
+@app.command()
+def domains(url: Url = None, json_: Json = False) -> None:
+    """Every domain seen so far."""
+
+    def direct(database: "Database") -> dict[str, Any]:
+        from adaptive_spec.serving import views
+
+        return views.domains(database)
+
+    found = _ask(url, "/api/domains", {}, direct)
+    _show(found, [{"domain": name} for name in found["domains"]], ("domain",), json_)
+
+
+@app.command()
+def runs(limit: Limit = 20, url: Url = None, json_: Json = False) -> None:
+    """The latest training runs."""
+
+    def direct(database: "Database") -> dict[str, Any]:
+        from adaptive_spec.serving import views
+
+        return views.runs(database, limit=limit)
+
+    found = _ask(url, "/api/runs", {"limit": limit}, direct)
+    _show(found, found["runs"], ("id", "trigger", "state", "created_at", "finished_at", "release", "error"), json_)
+
+
+@app.command()
+def releases(url: Url = None, json_: Json = False) -> None:
+    """All releases and which is live."""
+
+    def direct(database: "Database") -> dict[str, Any]:
+        from adaptive_spec.serving import views
+
+        return views.releases(database)
+
+    found = _ask(url, "/api/releases", {}, direct)
+    _show(found, found["releases"], ("version", "state", "parent", "created_at", "folder"), json_)
+    if not json_:
+        typer.echo(f"Live: release {found['live']}")
+
+
+@app.command()
+def events(
+    limit: Limit = 50,
+    kind: Annotated[str | None, typer.Option(help="Only this kind.")] = None,
+    url: Url = None,
+    json_: Json = False,
+) -> None:
+    """What the service did and what befell it."""
+
+    def direct(database: "Database") -> dict[str, Any]:
+        from adaptive_spec.serving import views
+
+        return views.events(database, limit=limit, kind=kind)
+
+    found = _ask(url, "/api/events", {"limit": limit, "kind": kind}, direct)
+    _show(found, found["events"], ("at", "kind", "domain", "release", "detail"), json_)
+
+
+# ---- what the service is told
+
+
+@app.command()
+def retrain(
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the run's end.")] = False,
+    trigger: Annotated[str, typer.Option(help="What is recorded as the run's reason.")] = "manual",
+    url: Url = None,
+    token: Token = "",
+    json_: Json = False,
+) -> None:
+    """Start a training run now."""
+    client = Client(url or DEFAULT_URL, token)
+    run_id = client.post("/api/retrain", {"trigger": trigger})["run_id"]
+    if not wait:
+        _say({"run_id": run_id}, f"Run {run_id} started. `adaptive-spec runs` shows it.", json_)
+        return
+    run = _wait_for(client, run_id)
+    error = f": {run['error']}" if run.get("error") else ""
+    _say(run, f"Run {run_id} {run['state']}{error}", json_)
+    raise typer.Exit(RUN_EXIT_CODES[run["state"]])
+
+
+@app.command()
+def calibrate(domain: Domain = None, url: Url = None, token: Token = "", json_: Json = False) -> None:
+    """Refit temperatures and thresholds from the records now."""
+    found = Client(url or DEFAULT_URL, token, timeout_seconds=600).post("/api/calibrate", {"domain": domain})
+    rows = [row | row.get("thresholds", {}) for row in found["calibrations"]]
+    _show(found, rows, ("domain", "temperature", "stop_below", "max_chain_length", "num_observations"), json_)
+
+
+@app.command()
+def rollback(
+    to: Annotated[int | None, typer.Option(min=0, help="The release; without it, the parent of the live one.")] = None,
+    reason: Annotated[str, typer.Option(help="What is recorded as the reason.")] = "asked for",
+    url: Url = None,
+    token: Token = "",
+    json_: Json = False,
+) -> None:
+    """Put an earlier release live again."""
+    found = Client(url or DEFAULT_URL, token).post("/api/releases/rollback", {"to": to, "reason": reason})
+    _say(found, f"Release {found['live']} is live.", json_)
+
+
+# ---- checks
+
+
+@app.command()
+def doctor(models: Annotated[bool, typer.Option(help="Load the models too.")] = True, json_: Json = False) -> None:
+    """Check settings, database, disk, threads and models."""
+    from adaptive_spec.serving.doctor import examine
+    from adaptive_spec.settings import load_settings
+
+    findings = examine(load_settings(), with_models=models)
+    rows = [{"check": f.check, "ok": "ok" if f.ok else "FAILED", "detail": f.detail} for f in findings]
+    _show({"checks": [{"check": f.check, "ok": f.ok, "detail": f.detail} for f in findings]}, rows, None, json_)
+    raise typer.Exit(0 if all(f.ok for f in findings) else 1)
+
+
+@app.command()
+def check_lossless(
+    num_prompts: Annotated[int, typer.Option(min=1, help="How many prompts.")] = 8,
+    seed: Annotated[int, typer.Option(help="Seed of prompts and sampling.")] = 0,
+    json_: Json = False,
+) -> None:
+    """Check that speculation changes nothing the target would say."""
+    from adaptive_spec.bench.lossless import check_lossless as check
+    from adaptive_spec.models.loading import load_pair
+    from adaptive_spec.settings import load_settings
+
+    report = check(load_pair(load_settings().model), num_prompts, seed)
+    details = report.to_dict()
+    _say(details, "\n".join(f"{name}: {value}" for name, value in details.items()), json_)
+    raise typer.Exit(0 if report.passed else 1)
+
+
+@config_app.command("show")
+def config_show(json_: Json = False) -> None:
+    """Print the settings in force, without secrets."""
+    from adaptive_spec.settings import load_settings
+
+    shown = _without_secrets(load_settings())
+    _say(shown, "\n".join(_toml_lines(shown)), json_)
+
+
+@db_app.command("upgrade")
+def db_upgrade() -> None:
+    """Bring the database to this version's schema."""
+    from adaptive_spec.records.database import Database
+    from adaptive_spec.settings import load_settings
+
+    url = load_settings().records.url
+    database = Database(url)
+    try:
+        database.upgrade()
+    finally:
+        database.close()
+    typer.echo(f"{_without_password(url)} is up to date.")
+
+
+# ---- models and the demo
+
+
+@models_app.command("fetch")
+def models_fetch(name: Annotated[str, typer.Argument(help="A known name, as in model.target.")]) -> None:
+    """Download a target model."""
+    from adaptive_spec.models.fetch import fetch
+
+    typer.echo(fetch(name, _report))
+
+
+@models_app.command("cut-draft")
+def models_cut_draft(
+    target: Annotated[str, typer.Argument(help="The target to cut from.")],
+    out: Annotated[Path, typer.Argument(help="Folder of the draft.")],
+    layers: Annotated[str, typer.Option(help="Layers to keep, comma-separated, counted from 0.")] = "0,1,2,27,28,29",
+    num_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens the target writes to heal on.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of writing and training.")] = 0,
+) -> None:
+    """Cut a draft out of a target and heal it."""
+    kept = _layers(layers)
+    from adaptive_spec.learning.heal import HealSettings
+    from adaptive_spec.learning.heal_run import cut_and_heal
+
+    given = {"num_tokens": num_tokens, "steps": steps}
+    settings = HealSettings(seed=seed, **{name: value for name, value in given.items() if value is not None})
+    cut_and_heal(target, kept, out, settings, _report)
+    typer.echo(out)
+
+
+@app.command()
+def demo(
+    output: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("demo-output"),
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    minutes: Annotated[float, typer.Option(min=0.1, help="Time budget.")] = 10.0,
+) -> None:
+    """Serve, learn and compare on this machine, and write a report."""
+    from adaptive_spec.bench.demo import run_demo
+
+    run_demo(output, seed, minutes * 60)
+    typer.echo(output)
+
+
+# ---- plumbing
+
+
+def _ask(
+    url: str | None, path: str, query: dict[str, Any], direct: Callable[["Database"], dict[str, Any]]
+) -> dict[str, Any]:
+    """Ask the service; read the database when no URL was named and nothing answers at the default."""
+    try:
+        # A named service may be slow; the guessed one is on this machine.
+        return Client(url or DEFAULT_URL, timeout_seconds=60 if url else 10).get(path, **query)
+    except UnreachableError:
+        if url:
+            raise
+    from adaptive_spec.records.database import Database
+    from adaptive_spec.settings import load_settings
+
+    records_url = load_settings().records.url
+    _refuse_missing_file(records_url)
+    database = Database(records_url)
+    try:
+        database.check()
+        return direct(database)
+    finally:
+        database.close()
+
+
+def _refuse_missing_file(records_url: str) -> None:
+    # Opening SQLite would leave an empty file behind.
+    path = records_url.removeprefix("sqlite:///")
+    if path != records_url and not Path(path).exists():
+        raise UnreachableError(
+            f"No service answers at {DEFAULT_URL} and there is no database {path}. "
+            "Start `adaptive-spec serve`, pass --url or set ADAPTIVE_SPEC_RECORDS__URL."
+        )
+
+
+def _wait_for(client: Client, run_id: int) -> dict[str, Any]:
+    said = ""
+    while True:
+        run = client.get(f"/api/runs/{run_id}")
+        if run["state"] in RUN_EXIT_CODES:
+            return run
+        line = f"{run['state']} {_line(run.get('progress') or {})}"
+        if line != said:
+            typer.echo(line, err=True)
+            said = line
+        time.sleep(1.0)
+
+
+def _show(found: dict[str, Any], rows: Sequence[dict[str, Any]], columns: Sequence[str] | None, as_json: bool) -> None:
+    if as_json:
+        _print_json(found)
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    if not rows:
+        typer.echo("None yet.")
+        return
+    names = columns or list(rows[0])
+    table = Table(box=None, header_style="bold")
+    for name in names:
+        table.add_column(name.replace("_", " "), overflow="fold")
+    for row in rows:
+        # Text, not markup: domains and messages are other people's.
+        table.add_row(*(Text(_cell(row.get(name))) for name in names))
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def _say(found: dict[str, Any], text: str, as_json: bool) -> None:
+    if as_json:
+        _print_json(found)
+    else:
+        typer.echo(text)
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, dict):
+        return _line(value)
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def _line(details: dict[str, Any]) -> str:
+    return " ".join(f"{name}={_cell(value)}" for name, value in details.items())
+
+
+def _report(progress: dict[str, Any]) -> None:
+    typer.echo(_line(progress), err=True)
+
+
+def _layers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is not a list of numbers such as 0,1,29.", param_hint="--layers") from error
+
+
+def _without_password(url: str) -> str:
+    return re.sub(r"://([^:/@]*):[^@]*@", r"://\1:***@", url)
+
+
+def _without_secrets(settings: "Settings") -> dict[str, Any]:
+    shown = settings.model_dump(mode="json")
+    shown["records"]["url"] = _without_password(shown["records"]["url"])
+    shown["server"]["token"] = "***" if shown["server"]["token"] else ""
+    return shown
+
+
+def _toml_lines(shown: dict[str, Any]) -> list[str]:
+    lines: list[str] = []
+    for section, values in shown.items():
+        lines.append(f"[{section}]")
+        lines += [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()]
+        lines.append("")
+    return lines[:-1]
+
+
+if __name__ == "__main__":
+    app()

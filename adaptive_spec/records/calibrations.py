@@ -1,0 +1,62 @@
+"""The history of thresholds: what each domain's were, and why.  Written when a release goes live."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import select
+
+from adaptive_spec.core import Thresholds
+from adaptive_spec.records.database import Database
+from adaptive_spec.records.tables import CalibrationRow
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationRecord:
+    """One domain's thresholds at one time."""
+
+    id: int
+    domain: str
+    release: int
+    thresholds: Thresholds
+    report: dict[str, Any]
+    created_at: datetime
+
+
+def add_calibration(
+    database: Database, domain: str, thresholds: Thresholds, report: dict[str, Any], release: int
+) -> None:
+    """Store one domain's thresholds."""
+    row = CalibrationRow(
+        domain=domain,
+        release=release,
+        temperature=float(thresholds.temperature),
+        stop_below=float(thresholds.stop_below),
+        max_chain_length=int(thresholds.max_chain_length),
+        survival=[float(share) for share in thresholds.survival],
+        num_observations=int(thresholds.num_observations),
+        report=report,
+        created_at=datetime.now(UTC),
+    )
+    with database.session_scope() as session:
+        session.add(row)
+
+
+def list_calibrations(database: Database, domain: str | None = None, limit: int = 100) -> list[CalibrationRecord]:
+    """Return the newest first."""
+    query = select(CalibrationRow).order_by(CalibrationRow.id.desc()).limit(limit)
+    if domain is not None:
+        query = query.where(CalibrationRow.domain == domain)
+    with database.session_scope(read_only=True) as session:
+        return [_record(row) for row in session.scalars(query)]
+
+
+def _record(row: CalibrationRow) -> CalibrationRecord:
+    thresholds = Thresholds(
+        temperature=row.temperature,
+        stop_below=row.stop_below,
+        max_chain_length=row.max_chain_length,
+        survival=tuple(row.survival),
+        num_observations=row.num_observations,
+    )
+    return CalibrationRecord(row.id, row.domain, row.release, thresholds, row.report, row.created_at)

@@ -1,0 +1,183 @@
+"""The database: engine, unit of work, migrations.  Every other module of this room takes a ``Database``.
+
+SQLite runs in WAL mode, so that readers and the one writer do not wait for each other; PostgreSQL goes through
+psycopg 3.  Nobody outside this room opens a session.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.orm import Session
+from sqlalchemy.util import immutabledict
+
+from adaptive_spec.errors import RecordsError
+from adaptive_spec.records.tables import Base
+
+BUSY_TIMEOUT_MS = 30_000
+UPGRADE_COMMAND = "adaptive-spec db upgrade"
+_UPGRADE_LOCK = 7_214_031_905  # one migrating process at a time on PostgreSQL
+_READ_ONLY = "adaptive_spec_read_only"
+
+
+def migrations_folder() -> Path:
+    """Return the migrations: at the root of a checkout, inside the package in a wheel."""
+    package = Path(__file__).resolve().parents[1]
+    shipped = package / "_migrations"
+    return shipped if shipped.is_dir() else package.parent / "migrations"
+
+
+class Database:
+    """One database.
+
+    Args:
+        url: a SQLAlchemy URL of a SQLite file or of PostgreSQL.
+
+    Raises:
+        RecordsError: the URL cannot be used.
+    """
+
+    def __init__(self, url: str) -> None:
+        try:
+            self.url = make_url(url)
+        except ArgumentError as error:
+            raise RecordsError(f"Not a database URL: {url!r}. Use sqlite:///FILE or postgresql://HOST/NAME.") from error
+        if self.url.get_backend_name() not in ("sqlite", "postgresql"):
+            raise RecordsError(f"{self.url} is neither SQLite nor PostgreSQL. Set records.url to one of the two.")
+        self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        self.engine = _sqlite_engine(self.url) if self.is_sqlite else _postgresql_engine(self.url)
+
+    def __str__(self) -> str:
+        return self.url.render_as_string(hide_password=True)
+
+    @contextmanager
+    def session_scope(self, *, read_only: bool = False) -> Iterator[Session]:
+        """Run one unit of work: commit at the end, roll back on any error.
+
+        On SQLite a unit that may write takes the write lock at once; one that read first and wrote later could
+        fail although it waited.  ``read_only`` units take no lock.
+        """
+        with Session(self.engine, expire_on_commit=False) as session, session.begin():
+            session.connection(execution_options=immutabledict({_READ_ONLY: read_only}))
+            yield session
+
+    def insert_new(self, session: Session, table: type[Base], rows: Sequence[dict[str, Any]]) -> None:
+        """Insert rows, passing over those whose unique key is there already, so that a retry is harmless."""
+        if rows:
+            insert = sqlite.insert if self.is_sqlite else postgresql.insert
+            session.execute(insert(table).on_conflict_do_nothing(), list(rows))
+
+    def upgrade(self) -> None:
+        """Bring the schema to the newest revision.  Safe to call from several processes at once.
+
+        Raises:
+            RecordsError: the database cannot be reached or was made by a newer version.
+        """
+        try:
+            with self.engine.begin() as connection:
+                if not self.is_sqlite:
+                    connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _UPGRADE_LOCK})
+                self._refuse_unknown(self._revision(connection))
+                config = self._config()
+                config.attributes["connection"] = connection
+                command.upgrade(config, "head")
+        except SQLAlchemyError as error:
+            raise self._unreachable(error) from error
+
+    def check(self) -> None:
+        """Make sure that the schema is the one this version expects.
+
+        Raises:
+            RecordsError: it is not, or the database cannot be reached.
+        """
+        try:
+            with self.engine.connect().execution_options(**{_READ_ONLY: True}) as connection:
+                revision = self._revision(connection)
+        except SQLAlchemyError as error:
+            raise self._unreachable(error) from error
+        if revision is None:
+            raise RecordsError(f"The database {self} has no tables yet. Run `{UPGRADE_COMMAND}`.")
+        self._refuse_unknown(revision)
+        head = ScriptDirectory.from_config(self._config()).get_current_head()
+        if revision != head:
+            raise RecordsError(f"The database {self} is at revision {revision}, not {head}. Run `{UPGRADE_COMMAND}`.")
+
+    def close(self) -> None:
+        """Close every connection."""
+        self.engine.dispose()
+
+    def _config(self) -> Config:
+        config = Config()
+        config.set_main_option("script_location", str(migrations_folder()).replace("%", "%%"))
+        config.set_main_option("path_separator", "os")
+        return config
+
+    def _revision(self, connection: Connection) -> str | None:
+        return MigrationContext.configure(connection).get_current_revision()
+
+    def _refuse_unknown(self, revision: str | None) -> None:
+        known = {script.revision for script in ScriptDirectory.from_config(self._config()).walk_revisions()}
+        if revision is not None and revision not in known:
+            raise RecordsError(
+                f"The database {self} has the unknown revision {revision}: a newer version made it. "
+                f"Update adaptive-spec, or point records.url at another database and run `{UPGRADE_COMMAND}`."
+            )
+
+    def _unreachable(self, error: SQLAlchemyError) -> RecordsError:
+        reason = str(getattr(error, "orig", None) or error).strip()
+        return RecordsError(f"The database {self} cannot be used: {reason}. Check records.url and that it is running.")
+
+
+def _sqlite_engine(url: Any) -> Engine:
+    if url.database and url.database != ":memory:":
+        Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+    engine = create_engine(url, json_serializer=_to_json)
+
+    @event.listens_for(engine, "connect")
+    def _prepare(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None  # the driver's own BEGIN comes too late; _begin below sends it
+        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", f"busy_timeout={BUSY_TIMEOUT_MS}"):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        read_only = connection.get_execution_options().get(_READ_ONLY, False)
+        connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
+
+    return engine
+
+
+def _postgresql_engine(url: Any) -> Engine:
+    if url.drivername == "postgresql":
+        url = url.set(drivername="postgresql+psycopg")
+    return create_engine(url, json_serializer=_to_json, pool_pre_ping=True)
+
+
+def _to_json(value: Any) -> str:
+    """Write JSON that both databases take: numpy numbers become numbers, NaN and infinities null."""
+    try:
+        return json.dumps(value, default=_plain, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(json.loads(json.dumps(value, default=_plain))))
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,113 @@
+"""The rows of releases, and which of them is live.  Called by the registry, which owns the folders.
+
+A release goes live by changing one row in one transaction; a unique index lets at most one row be live.  Release 0
+is the untouched draft: it has no row and is live when no row is.
+"""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from adaptive_spec.errors import ReleaseError
+from adaptive_spec.records.database import Database
+from adaptive_spec.records.events import event_row
+from adaptive_spec.records.tables import EventRow, ReleaseRow
+
+STATES = ("candidate", "live", "retired", "rolled_back", "refused")
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseRecord:
+    """One release as the database knows it."""
+
+    version: int
+    folder: str | None
+    parent: int | None
+    state: str  # candidate | live | retired | rolled_back | refused
+    report: dict[str, Any]
+    created_at: datetime
+
+
+def add_release(
+    database: Database,
+    version: int,
+    folder: str | None,
+    parent: int | None,
+    report: dict[str, Any],
+    state: str = "candidate",
+) -> None:
+    """Store a new release.  Only ``set_live`` makes it live.
+
+    Raises:
+        ReleaseError: the version is taken or not positive, or the state cannot be given to a new release.
+    """
+    if version < 1:
+        raise ReleaseError(f"Release {version} cannot be stored: versions start at 1. Ask next_version() for one.")
+    if state not in ("candidate", "refused"):
+        raise ReleaseError(f"A new release cannot be {state!r}. Store it as a candidate, then set it live.")
+    with database.session_scope() as session:
+        if session.get(ReleaseRow, version) is not None:
+            raise ReleaseError(f"Release {version} exists already. Ask next_version() for a new one.")
+        session.add(
+            ReleaseRow(
+                version=version,
+                folder=folder,
+                parent=parent,
+                state=state,
+                report=report,
+                created_at=datetime.now(UTC),
+            )
+        )
+
+
+def set_live(database: Database, version: int, reason: str) -> None:
+    """Make a release live and record why.  The release it replaces is retired, or rolled back if it is newer.
+
+    Raises:
+        ReleaseError: the release is unknown or was refused.
+    """
+    with database.session_scope() as session:
+        row = session.get(ReleaseRow, version, with_for_update=True)
+        if version != 0 and row is None:
+            raise ReleaseError(f"Release {version} is unknown. `adaptive-spec releases` lists those that exist.")
+        if row is not None and row.state == "refused":
+            raise ReleaseError(f"Release {version} was refused by the gate and cannot go live. Choose another one.")
+        before = _demote_live(session, version)
+        if row is not None:
+            row.state = "live"
+        detail = {"reason": reason, "before": before}
+        session.add(EventRow(**event_row("release_live", detail, None, version)))
+
+
+def live_version(database: Database) -> int:
+    """Return the live release's version; 0 when it is the untouched draft."""
+    with database.session_scope(read_only=True) as session:
+        return session.scalar(select(ReleaseRow.version).where(ReleaseRow.state == "live")) or 0
+
+
+def list_releases(database: Database) -> list[ReleaseRecord]:
+    """Return every stored release, newest version first."""
+    with database.session_scope(read_only=True) as session:
+        return [
+            ReleaseRecord(row.version, row.folder, row.parent, row.state, row.report, row.created_at)
+            for row in session.scalars(select(ReleaseRow).order_by(ReleaseRow.version.desc()))
+        ]
+
+
+def next_version(database: Database) -> int:
+    """Return the smallest version above all stored ones."""
+    with database.session_scope(read_only=True) as session:
+        return (session.scalar(select(func.max(ReleaseRow.version))) or 0) + 1
+
+
+def _demote_live(session: Session, version: int) -> int:
+    live = session.scalar(select(ReleaseRow).where(ReleaseRow.state == "live").with_for_update())
+    if live is None:
+        return 0
+    if live.version != version:
+        live.state = "rolled_back" if version < live.version else "retired"
+        session.flush()  # before the other row turns live: the unique index sees every statement
+    return live.version

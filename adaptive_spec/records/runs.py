@@ -1,0 +1,164 @@
+"""Training runs.  The service creates them, the run's own process reports progress here, everybody may look."""
+
+import os
+import socket
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import select
+
+from adaptive_spec.errors import RunError
+from adaptive_spec.records.database import Database
+from adaptive_spec.records.tables import RunRow
+
+ACTIVE = ("queued", "running")
+FINISHED = ("passed", "refused", "failed", "cancelled")
+_SILENCE = timedelta(hours=1)  # after which a run that this machine cannot look at is held for dead
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """One training run."""
+
+    id: int
+    trigger: str
+    state: str  # queued | running | passed | refused | failed | cancelled
+    created_at: datetime
+    finished_at: datetime | None
+    progress: dict[str, Any]
+    error: str | None
+    release: int | None
+    report: dict[str, Any]
+    settings: dict[str, Any]
+    pid: int | None
+
+
+def create_run(database: Database, trigger: str, settings: dict[str, Any]) -> int:
+    """Store a queued run and return its number."""
+    now = datetime.now(UTC)
+    row = RunRow(
+        trigger=trigger,
+        state="queued",
+        settings=settings,
+        progress={},
+        report={},
+        host=socket.gethostname(),
+        created_at=now,
+        updated_at=now,
+    )
+    with database.session_scope() as session:
+        session.add(row)
+        session.flush()
+        return row.id
+
+
+def update_run(
+    database: Database,
+    run_id: int,
+    *,
+    state: str | None = None,
+    progress: dict[str, Any] | None = None,
+    error: str | None = None,
+    release: int | None = None,
+    report: dict[str, Any] | None = None,
+    pid: int | None = None,
+) -> None:
+    """Change what is given.  A cancelled run stays cancelled, whatever its process still reports.
+
+    Raises:
+        RunError: the run or the state is unknown.
+    """
+    if state is not None and state not in ACTIVE + FINISHED:
+        raise RunError(f"Unknown run state {state!r}. Use one of {', '.join(ACTIVE + FINISHED)}.")
+    given = {"progress": progress, "error": error, "release": release, "report": report, "pid": pid}
+    with database.session_scope() as session:
+        row = session.get(RunRow, run_id, with_for_update=True)
+        if row is None:
+            raise _unknown(run_id)
+        for name, value in given.items():
+            if value is not None:
+                setattr(row, name, value)
+        if pid is not None:
+            row.host = socket.gethostname()
+        if state is not None and row.state != "cancelled":
+            _change_state(row, state)
+        row.updated_at = datetime.now(UTC)
+
+
+def get_run(database: Database, run_id: int) -> RunRecord:
+    """Return one run.
+
+    Raises:
+        RunError: it is unknown.
+    """
+    with database.session_scope(read_only=True) as session:
+        row = session.get(RunRow, run_id)
+        if row is None:
+            raise _unknown(run_id)
+        return _record(row)
+
+
+def list_runs(database: Database, limit: int = 100) -> list[RunRecord]:
+    """Return the newest first."""
+    with database.session_scope(read_only=True) as session:
+        return [_record(row) for row in session.scalars(select(RunRow).order_by(RunRow.id.desc()).limit(limit))]
+
+
+def active_run(database: Database) -> RunRecord | None:
+    """Return the oldest run that is queued or running."""
+    query = select(RunRow).where(RunRow.state.in_(ACTIVE)).order_by(RunRow.id).limit(1)
+    with database.session_scope(read_only=True) as session:
+        row = session.scalar(query)
+        return None if row is None else _record(row)
+
+
+def fail_orphans(database: Database) -> list[int]:
+    """Mark active runs whose process is gone as failed; return their numbers.
+
+    A process is looked up on its own machine only.  Runs of another machine, and runs that never got a process,
+    count as gone after an hour without a sign of life.
+    """
+    with database.session_scope() as session:
+        orphans = [row for row in session.scalars(select(RunRow).where(RunRow.state.in_(ACTIVE))) if _is_gone(row)]
+        for row in orphans:
+            row.error = "The run's process ended without a result. Start a new run."
+            _change_state(row, "failed")
+        return [row.id for row in orphans]
+
+
+def _change_state(row: RunRow, state: str) -> None:
+    row.state = state
+    row.finished_at = datetime.now(UTC) if state in FINISHED else None
+
+
+def _is_gone(row: RunRow) -> bool:
+    if row.pid is None or row.host != socket.gethostname():
+        return datetime.now(UTC) - row.updated_at > _SILENCE
+    try:
+        os.kill(row.pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
+
+
+def _unknown(run_id: int) -> RunError:
+    return RunError(f"Run {run_id} is unknown. `adaptive-spec runs` lists those that exist.")
+
+
+def _record(row: RunRow) -> RunRecord:
+    return RunRecord(
+        id=row.id,
+        trigger=row.trigger,
+        state=row.state,
+        created_at=row.created_at,
+        finished_at=row.finished_at,
+        progress=row.progress,
+        error=row.error,
+        release=row.release,
+        report=row.report,
+        settings=row.settings,
+        pid=row.pid,
+    )

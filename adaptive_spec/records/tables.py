@@ -1,0 +1,220 @@
+"""The tables.  Read by the query modules of this room and by the migrations; rows never leave the room.
+
+``steps`` keeps what a step showed in one row.  Reached positions are a prefix of accepted ones and at most one
+rejected, so ``num_reached`` and ``num_reached_accepted`` say which positions were accepted, and the per-position
+statistics are a GROUP BY over two integers instead of a table with a row per token.
+"""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy
+from sqlalchemy import JSON, BigInteger, Dialect, Index, Integer, LargeBinary, MetaData, String, text
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.types import DateTime, TypeDecorator
+
+NAMING = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+    "pk": "pk_%(table_name)s",
+}
+Json = JSON().with_variant(JSONB(), "postgresql")
+RowId = BigInteger().with_variant(Integer(), "sqlite")  # SQLite numbers rows by itself only when the key is INTEGER
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """An aware UTC time on every database; SQLite forgets the zone, so it is put back on reading."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Refuse naive times and store UTC."""
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError("times must be aware: use datetime.now(UTC)")
+        return value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Return an aware UTC time."""
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class Floats(TypeDecorator[Sequence[float]]):
+    """A short list of numbers as little-endian float32: what the decoder computed, at an eighth of the JSON."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def process_bind_param(self, value: Sequence[float] | None, dialect: Dialect) -> bytes | None:
+        """Pack."""
+        return None if value is None else numpy.asarray(value, dtype="<f4").tobytes()
+
+    def process_result_value(self, value: bytes | None, dialect: Dialect) -> Any:
+        """Unpack to a numpy array."""
+        return None if value is None else numpy.frombuffer(value, dtype="<f4")
+
+
+class Base(DeclarativeBase):
+    """Carries the metadata that the migrations are compared with."""
+
+    metadata = MetaData(naming_convention=NAMING)
+    type_annotation_map = {datetime: UtcDateTime(), dict[str, Any]: Json, list[int]: Json, list[float]: Json}
+
+
+class RequestRow(Base):
+    """A finished request."""
+
+    __tablename__ = "requests"
+
+    request_id: Mapped[str] = mapped_column(String, primary_key=True)
+    domain: Mapped[str]
+    prompt_tokens: Mapped[int]
+    completion_tokens: Mapped[int]
+    num_steps: Mapped[int]
+    num_draft_tokens: Mapped[int]
+    num_accepted_draft_tokens: Mapped[int]
+    finish_reason: Mapped[str]
+    releases: Mapped[list[int]]
+    first_release: Mapped[int]  # smallest and largest of releases: equal when one release served the whole request
+    last_release: Mapped[int]
+    started_at: Mapped[datetime]
+    finished_at: Mapped[datetime] = mapped_column(index=True)
+    time_to_first_token_seconds: Mapped[float]
+    decode_seconds: Mapped[float]
+    policy: Mapped[str]
+
+    __table_args__ = (Index(None, "domain", "finished_at"),)
+
+
+class StepRow(Base):
+    """What one step showed.  No foreign key to ``requests``: steps are written while the request still runs."""
+
+    __tablename__ = "steps"
+
+    id: Mapped[int] = mapped_column(RowId, primary_key=True)
+    request_id: Mapped[str]
+    step_index: Mapped[int]
+    domain: Mapped[str]
+    release: Mapped[int]
+    chain_length: Mapped[int]
+    num_accepted: Mapped[int]
+    num_emitted: Mapped[int]
+    num_reached: Mapped[int]
+    num_reached_accepted: Mapped[int]
+    overlap_sum: Mapped[float]
+    confidences: Mapped[Any] = mapped_column(Floats, nullable=False)
+    overlaps: Mapped[Any] = mapped_column(Floats, nullable=False)
+    explored: Mapped[bool]
+    draft_seconds: Mapped[float]
+    verify_seconds: Mapped[float]
+    batch_size: Mapped[int]
+    at: Mapped[datetime] = mapped_column(index=True)
+
+    __table_args__ = (
+        Index(None, "request_id", "step_index", unique=True),
+        Index(None, "domain", "release", "at"),
+    )
+
+
+class TraceRow(Base):
+    """Where a trace lies: ``shard`` is a file name in the trace folder, ``place`` the trace's number in it."""
+
+    __tablename__ = "traces"
+
+    id: Mapped[int] = mapped_column(RowId, primary_key=True)
+    digest: Mapped[str] = mapped_column(String, unique=True)  # of prompt and completion
+    shard: Mapped[str] = mapped_column(String, index=True)
+    place: Mapped[int]
+    request_id: Mapped[str]
+    domain: Mapped[str]
+    prompt_tokens: Mapped[int]
+    completion_tokens: Mapped[int]
+    release: Mapped[int]
+    held_out: Mapped[bool]
+    at: Mapped[datetime]
+
+    __table_args__ = (Index(None, "domain", "held_out", "id"),)
+
+
+class ReleaseRow(Base):
+    """A version.  Release 0 has no row; it is live when no row is."""
+
+    __tablename__ = "releases"
+
+    version: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    folder: Mapped[str | None]
+    parent: Mapped[int | None]
+    state: Mapped[str]
+    report: Mapped[dict[str, Any]]
+    created_at: Mapped[datetime]
+
+    __table_args__ = (
+        Index(
+            "uq_releases_live",
+            "state",
+            unique=True,
+            sqlite_where=text("state = 'live'"),
+            postgresql_where=text("state = 'live'"),
+        ),
+    )
+
+
+class RunRow(Base):
+    """A training run."""
+
+    __tablename__ = "runs"
+
+    id: Mapped[int] = mapped_column(RowId, primary_key=True)
+    trigger: Mapped[str]
+    state: Mapped[str] = mapped_column(String, index=True)
+    settings: Mapped[dict[str, Any]]
+    progress: Mapped[dict[str, Any]]
+    report: Mapped[dict[str, Any]]
+    error: Mapped[str | None]
+    release: Mapped[int | None]
+    pid: Mapped[int | None]
+    host: Mapped[str]
+    created_at: Mapped[datetime]
+    updated_at: Mapped[datetime]
+    finished_at: Mapped[datetime | None]
+
+
+class CalibrationRow(Base):
+    """One domain's thresholds as a release carried them."""
+
+    __tablename__ = "calibrations"
+
+    id: Mapped[int] = mapped_column(RowId, primary_key=True)
+    domain: Mapped[str]
+    release: Mapped[int]
+    temperature: Mapped[float]
+    stop_below: Mapped[float]
+    max_chain_length: Mapped[int]
+    survival: Mapped[list[float]]
+    num_observations: Mapped[int]
+    report: Mapped[dict[str, Any]]
+    created_at: Mapped[datetime]
+
+    __table_args__ = (Index(None, "domain", "id"),)
+
+
+class EventRow(Base):
+    """Something an operator wants to find again: a swap, a rollback, a refused release."""
+
+    __tablename__ = "events"
+
+    id: Mapped[int] = mapped_column(RowId, primary_key=True)
+    kind: Mapped[str]
+    domain: Mapped[str | None]
+    release: Mapped[int | None]
+    detail: Mapped[dict[str, Any]]
+    at: Mapped[datetime]
+
+    __table_args__ = (Index(None, "kind", "id"),)

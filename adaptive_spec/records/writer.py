@@ -1,0 +1,237 @@
+"""The writer: the decoder's callbacks on one side, the database on the other, a bounded queue between.
+
+The decoder's thread only appends.  One daemon thread writes a batch every ``flush_seconds``.  While the database is
+away the batch is retried and the queue fills; once full, new rows are dropped and counted.  Nothing here raises into
+the decoder.
+"""
+
+import hashlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
+
+from adaptive_spec.core import FinishedRequest, Step, Trace
+from adaptive_spec.records.database import Database
+from adaptive_spec.records.events import event_row
+from adaptive_spec.records.tables import Base, EventRow, RequestRow, StepRow
+from adaptive_spec.records.traces import TraceStore
+from adaptive_spec.settings import RecordSettings
+
+logger = logging.getLogger(__name__)
+
+_BATCH_ROWS = 1_000
+_RETRY_SECONDS = (0.1, 5.0)  # first and longest wait while the database is away
+_OUTAGE = (OperationalError, InterfaceError, OSError)
+_TABLES: dict[type, type[Base]] = {Step: StepRow, FinishedRequest: RequestRow, dict: EventRow}
+
+Item = Step | FinishedRequest | Trace | dict[str, Any]
+
+
+class Writer:
+    """Writes what the decoder reports.  Safe to call from any thread.
+
+    Args:
+        database: at the newest revision.
+        traces: where traces go; unfinished shards of an earlier life are discarded at start.
+        settings: sizes, times, and the share of requests whose trace is kept.
+    """
+
+    def __init__(self, database: Database, traces: TraceStore, settings: RecordSettings) -> None:
+        self.num_written = 0
+        self.num_dropped = 0
+        self._database = database
+        self._traces = traces
+        self._settings = settings
+        self._items: deque[Item] = deque()
+        self._changed = threading.Condition()
+        self._num_taken = 0  # ever queued
+        self._num_settled = 0  # ever written or given up
+        self._flushing = False
+        self._closing = threading.Event()
+        self._give_up_at = float("inf")
+        self._thread = threading.Thread(target=self._run, name="adaptive-spec-writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def queue_depth(self) -> int:
+        """Rows waiting, those of the batch being written included."""
+        return self._num_taken - self._num_settled
+
+    def on_step(self, step: Step) -> None:
+        """Queue a step."""
+        if self._settings.enabled:
+            self._put(step)
+
+    def on_finish(self, request: FinishedRequest) -> None:
+        """Queue the summary of a request."""
+        if self._settings.enabled:
+            self._put(request)
+
+    def on_trace(self, trace: Trace) -> None:
+        """Queue a trace, if its request falls into ``trace_share``."""
+        if self._settings.enabled and _share_of(trace.request_id) < self._settings.trace_share:
+            self._put(trace)
+
+    def event(
+        self, kind: str, detail: dict[str, Any], domain: str | None = None, release: int | None = None
+    ) -> None:
+        """Queue an event.  Events are kept even when recording is off."""
+        self._put(event_row(kind, detail, domain, release))
+
+    def flush(self, timeout_seconds: float = 10.0) -> bool:
+        """Wait until everything queued so far is settled; False when the time is up first."""
+        with self._changed:
+            goal = self._num_taken
+            self._flushing = True
+            self._changed.notify_all()
+            return self._changed.wait_for(lambda: self._num_settled >= goal, timeout_seconds)
+
+    def close(self, timeout_seconds: float = 10.0) -> None:
+        """Write what is queued, for so long at most, and end the thread.  What is left then counts as dropped."""
+        self._give_up_at = time.monotonic() + timeout_seconds
+        with self._changed:
+            self._closing.set()
+            self._changed.notify_all()
+        self._thread.join(timeout_seconds + 1)
+
+    def _put(self, item: Item) -> None:
+        with self._changed:
+            if self._closing.is_set() or self.queue_depth >= self._settings.queue_rows:
+                self.num_dropped += 1
+                return
+            self._items.append(item)
+            self._num_taken += 1
+
+    def _run(self) -> None:
+        self._discard_orphans()
+        while True:
+            batch = self._next_batch()
+            if batch:
+                self._settle(batch)
+            elif self._closing.is_set():
+                return
+
+    def _next_batch(self) -> list[Item]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._flushing or self._closing.is_set(), self._settings.flush_seconds)
+            batch = [self._items.popleft() for _ in range(min(_BATCH_ROWS, len(self._items)))]
+            self._flushing = bool(self._items)
+            return batch
+
+    def _settle(self, batch: list[Item]) -> None:
+        """Write a batch however long it takes; give up rows that the database refuses, or at the closing deadline."""
+        wait_seconds, longest = _RETRY_SECONDS
+        while True:
+            try:
+                num_written = self._write(batch)
+                break
+            except _OUTAGE as error:
+                if wait_seconds == _RETRY_SECONDS[0]:
+                    logger.warning("records cannot be written, will be tried again: %s", error)
+                if time.monotonic() >= self._give_up_at:
+                    num_written = 0
+                    break
+                self._pause(wait_seconds)
+                wait_seconds = min(2 * wait_seconds, longest)
+        with self._changed:
+            self.num_written += num_written
+            self.num_dropped += len(batch) - num_written
+            self._num_settled += len(batch)
+            self._changed.notify_all()
+
+    def _pause(self, seconds: float) -> None:
+        if self._closing.is_set():
+            time.sleep(max(0.0, min(seconds, self._give_up_at - time.monotonic())))
+        else:
+            self._closing.wait(seconds)
+
+    def _write(self, batch: list[Item]) -> int:
+        """Write a batch in one go, or, when the database refuses a row of it, row by row."""
+        try:
+            self._write_all(batch)
+            return len(batch)
+        except _OUTAGE:
+            raise
+        except Exception:
+            if len(batch) == 1:
+                logger.exception("a record is dropped, the database refuses it")
+                return 0
+            return sum(self._write([item]) for item in batch)
+
+    def _write_all(self, batch: list[Item]) -> None:
+        traces = [item for item in batch if isinstance(item, Trace)]
+        rows: dict[type[Base], list[dict[str, Any]]] = {}
+        for item in batch:
+            if not isinstance(item, Trace):
+                rows.setdefault(_TABLES[type(item)], []).append(_row(item))
+        if traces:
+            self._traces.add(traces)
+        with self._database.session_scope() as session:
+            for table, values in rows.items():
+                self._database.insert_new(session, table, values)
+
+    def _discard_orphans(self) -> None:
+        try:
+            self._traces.discard_orphans()
+        except (SQLAlchemyError, OSError) as error:
+            logger.warning("unfinished trace shards are left for the next start: %s", error)
+
+
+def _row(item: Step | FinishedRequest | dict[str, Any]) -> dict[str, Any]:
+    if isinstance(item, Step):
+        return _step_row(item)
+    return _request_row(item) if isinstance(item, FinishedRequest) else item
+
+
+def _step_row(step: Step) -> dict[str, Any]:
+    return {
+        "request_id": step.request_id,
+        "step_index": int(step.step_index),
+        "domain": step.domain,
+        "release": int(step.release),
+        "chain_length": int(step.chain_length),
+        "num_accepted": int(step.num_accepted),
+        "num_emitted": int(step.num_emitted),
+        "num_reached": len(step.positions),
+        "num_reached_accepted": sum(bool(position.accepted) for position in step.positions),
+        "overlap_sum": float(sum(position.overlap for position in step.positions)),
+        "confidences": [position.confidence for position in step.positions],
+        "overlaps": [position.overlap for position in step.positions],
+        "explored": bool(step.explored),
+        "draft_seconds": float(step.draft_seconds),
+        "verify_seconds": float(step.verify_seconds),
+        "batch_size": int(step.batch_size),
+        "at": step.at,
+    }
+
+
+def _request_row(request: FinishedRequest) -> dict[str, Any]:
+    releases: Sequence[int] = [int(release) for release in request.releases] or [0]
+    return {
+        "request_id": request.request_id,
+        "domain": request.domain,
+        "prompt_tokens": int(request.prompt_tokens),
+        "completion_tokens": int(request.completion_tokens),
+        "num_steps": int(request.num_steps),
+        "num_draft_tokens": int(request.num_draft_tokens),
+        "num_accepted_draft_tokens": int(request.num_accepted_draft_tokens),
+        "finish_reason": request.finish_reason,
+        "releases": list(releases),
+        "first_release": min(releases),
+        "last_release": max(releases),
+        "started_at": request.started_at,
+        "finished_at": request.finished_at,
+        "time_to_first_token_seconds": float(request.time_to_first_token_seconds),
+        "decode_seconds": float(request.decode_seconds),
+        "policy": request.policy,
+    }
+
+
+def _share_of(request_id: str) -> float:
+    """Return a number in [0, 1) that is the same for a request wherever it is asked."""
+    return int.from_bytes(hashlib.sha256(request_id.encode()).digest()[:8], "little") / 2**64
