@@ -58,7 +58,7 @@ def test_the_file_may_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("text", ["[decoder]\nslotz = 1\n", "[decodr]\nslots = 1\n"])
 def test_unknown_names_in_the_file_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "adaptive-spec.toml").write_text(text)
-    with pytest.raises(SettingsError, match="slotz|decodr"):
+    with pytest.raises(SettingsError, match=r"slotz|decodr"):
         load_settings()
 
 

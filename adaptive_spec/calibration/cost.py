@@ -9,7 +9,7 @@ import platform
 from collections.abc import Callable
 
 import numpy as np
-from sklearn.isotonic import IsotonicRegression  # type: ignore[import-untyped]
+from sklearn.isotonic import IsotonicRegression
 
 from adaptive_spec.core import StepCost
 

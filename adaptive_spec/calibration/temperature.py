@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyped]
+from sklearn.linear_model import LogisticRegression
 
 from adaptive_spec.settings import CalibrationSettings
 

@@ -19,11 +19,14 @@ from adaptive_spec.decoding.cache import RaggedCache
 from adaptive_spec.decoding.slot import Delta, Slot
 from adaptive_spec.decoding.text import TextStream
 from adaptive_spec.drafting.policy import ChainBudget, chain_budget
-from adaptive_spec.errors import RequestError
+from adaptive_spec.errors import BusyError, RequestError
 from adaptive_spec.models.loading import ModelPair
 from adaptive_spec.settings import DecoderSettings
 from adaptive_spec.verification.distribution import processed_probs, sample
 from adaptive_spec.verification.exact import verify_greedy, verify_sampled
+
+
+_COST_CONTEXT_TOKENS = 160  # where costs are measured: a short prompt and some output
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +148,26 @@ class Decoder:
         """Forget the draft's cache: it was computed by other weights.  Rows rebuild theirs when they next draft."""
         for slot in self.slots:
             slot.draft_length = 0
+
+    @torch.inference_mode()
+    def time_draft(self) -> float:
+        """Seconds of one draft forward of one token at the far end of a free row.  Between steps only."""
+        return self._timed(self.draft_cache, 1)
+
+    @torch.inference_mode()
+    def time_verify(self, chain_length: int) -> float:
+        """Seconds of one target forward over ``chain_length`` + 1 tokens.  Between steps only."""
+        return self._timed(self.target_cache, chain_length + 1)
+
+    def _timed(self, cache: RaggedCache, num_tokens: int) -> float:
+        if not self.has_room:
+            raise BusyError("Every slot is taken; measure costs while one is free.")
+        ids = torch.zeros(1, num_tokens, dtype=torch.long, device=self.pair.device)
+        start = min(_COST_CONTEXT_TOKENS, self.settings.max_context_tokens - num_tokens)
+        began = time.perf_counter()
+        logits = cache.forward([self.settings.slots - 1], ids, torch.tensor([start], device=self.pair.device))
+        logits.argmax(-1).tolist()  # waits for the device
+        return time.perf_counter() - began
 
     def _budgets(self) -> tuple[list[ChainBudget], list[bool]]:
         explored = [

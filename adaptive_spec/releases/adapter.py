@@ -6,16 +6,17 @@ loading.  Only safetensors and JSON are read.  Called by ``bundle``, the decoder
 
 import copy
 import json
+import math
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from adaptive_spec.errors import ReleaseError
@@ -101,17 +102,18 @@ def _expected(
     """What peft creates for ``config``: shapes by tensor name, scalings by module name.  No memory is used."""
     try:
         with torch.device("meta"):
-            shell = type(draft)(copy.deepcopy(draft.config))
-            wrapped = get_peft_model(shell, config)
+            shell = inject_adapter_in_model(config, type(draft)(copy.deepcopy(draft.config)))
     except (ValueError, TypeError, RuntimeError) as error:
         raise ReleaseError(f"{folder} does not fit the draft ({error}). {ADVICE}") from error
-    shapes = {name: tensor.shape for name, tensor in get_peft_model_state_dict(wrapped, save_embedding_layers=False).items()}
-    scalings = {
-        name.removeprefix(_PREFIX): float(module.scaling["default"])
-        for name, module in wrapped.named_modules()
-        if isinstance(module, LoraLayer)
-    }
-    for module in scalings:
-        if not {f"{_PREFIX}{module}.lora_A.weight", f"{_PREFIX}{module}.lora_B.weight"} <= shapes.keys():
-            raise ReleaseError(f"{folder} adapts {module}, which is not a linear layer. {ADVICE}")
+    shapes: dict[str, torch.Size] = {}
+    scalings: dict[str, float] = {}
+    for name, module in shell.named_modules():
+        if isinstance(module, LoraLayer):
+            if not isinstance(getattr(module, "base_layer", None), nn.Linear):
+                raise ReleaseError(f"{folder} adapts {name}, which is not a linear layer. {ADVICE}")
+            shapes[f"{_PREFIX}{name}.lora_A.weight"] = module.lora_A["default"].weight.shape
+            shapes[f"{_PREFIX}{name}.lora_B.weight"] = module.lora_B["default"].weight.shape
+            scalings[name] = float(module.scaling["default"])
+    if not all(math.isfinite(scaling) for scaling in scalings.values()):
+        raise ReleaseError(f"{folder} has a scaling that is not finite. {ADVICE}")
     return shapes, scalings

@@ -169,7 +169,8 @@ def to_request(
         raise RequestError("The prompt is empty. Send at least one token.")
     if room < (wanted or 1):
         raise RequestError(
-            f"The prompt has {len(prompt_ids)} tokens and {wanted or 1} more were asked for; the context holds {limit}. "
+            f"The prompt has {len(prompt_ids)} tokens and {wanted or 1} more were asked for; "
+            f"the context holds {limit}. "
             "Shorten the prompt, lower max_tokens or raise decoder.max_context_tokens."
         )
     return Request(

@@ -1,0 +1,171 @@
+"""retrain(): traces -> distil -> calibrate -> gate -> publish, on one screen.
+
+Distilling and scoring happen in a child process of lower priority; the parent judges and publishes.  Killing either
+leaves a failed run and no release.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from adaptive_spec.calibration.calibrate import DomainCalibration, calibrate
+from adaptive_spec.core import Release, StepCost
+from adaptive_spec.errors import GateRefused, RunError
+from adaptive_spec.learning.run import ADAPTER_NAME, REPORT_NAME, Judgement, read_judgement
+from adaptive_spec.records.calibrations import add_calibration
+from adaptive_spec.records.database import Database
+from adaptive_spec.records.observations import observations
+from adaptive_spec.records.releases import next_version
+from adaptive_spec.records.runs import create_run, get_run, update_run
+from adaptive_spec.releases.bundle import write_bundle
+from adaptive_spec.releases.gate import GateReport, gate
+from adaptive_spec.releases.registry import live_release, publish, refuse
+from adaptive_spec.settings import Settings
+
+
+class Pipeline:
+    """Makes releases.  One at a time: the caller holds the lock."""
+
+    def __init__(self, database: Database, settings: Settings, cost: StepCost, hashes: Mapping[str, str]) -> None:
+        self.database = database
+        self.settings = settings
+        self.cost = cost
+        self.hashes = dict(hashes)
+        self._child: subprocess.Popen[bytes] | None = None
+        self._cancelled = False
+
+    def open_run(self, trigger: str) -> int:
+        """Write the row of a new run and return its id."""
+        return create_run(self.database, trigger, self.settings.learning.model_dump(mode="json"))
+
+    def retrain(self, run_id: int) -> Release:
+        """Distil, calibrate, gate and publish.  The run's row tells the outcome.
+
+        Raises:
+            RunError: training failed or was cancelled.
+            GateRefused: the candidate is not better; the live release stays.
+        """
+        work = Path(tempfile.mkdtemp(prefix=f"adaptive-spec-run-{run_id}-"))
+        try:
+            self._train(run_id, work)
+            self._tell(run_id, "gate")
+            judgement = read_judgement(work)
+            live = live_release(self.database, self.settings.releases.folder)
+            report = gate(judgement.before, judgement.after, self.settings.releases.max_domain_loss_share)
+            version = next_version(self.database)
+            if not report.passed:
+                self._refuse(run_id, version, live, report)
+            calibrations = calibrate(
+                judgement.observations, self.cost, self.settings.calibration, self._longest, dict(live.thresholds)
+            )
+            self._tell(run_id, "publish")
+            release = self._publish(version, work / ADAPTER_NAME, calibrations, self._described(work, judgement), report)
+            update_run(self.database, run_id, state="passed", release=version, report=report.to_dict())
+            return release
+        except GateRefused:
+            raise
+        except Exception as error:
+            if get_run(self.database, run_id).state not in ("failed", "cancelled"):
+                update_run(self.database, run_id, state="failed", error=f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+    def calibrate_live(self, live: Release, domain: str | None) -> tuple[dict[str, DomainCalibration], int]:
+        """Fit thresholds to what the live release showed, and publish them as a release with the same adapter.
+
+        Returns the calibrations and the version that now is live: the old one when nothing changed.
+        """
+        seen = observations(self.database, release=live.version)
+        fitted = calibrate(seen, self.cost, self.settings.calibration, self._longest, dict(live.thresholds))
+        if domain is not None:
+            fitted = {name: calibration for name, calibration in fitted.items() if name == domain}
+        thresholds = {**live.thresholds, **{name: c.thresholds for name, c in fitted.items()}}
+        changed = any(c.report.get("source") == "own" for c in fitted.values()) and thresholds != dict(live.thresholds)
+        if not changed:
+            return fitted, live.version
+        version = next_version(self.database)
+        write_bundle(
+            self.settings.releases.folder,
+            version,
+            adapter=Path(live.adapter) if live.adapter else None,
+            thresholds=thresholds,
+            provenance={"parent": live.version, "hashes": self.hashes, "kind": "calibration", "cost": asdict(self.cost)},
+        )
+        publish(self.database, self.settings.releases.folder, version, {"kind": "calibration"}, reason="calibrated")
+        return fitted, version
+
+    def cancel(self) -> None:
+        """End the training process, if there is one."""
+        self._cancelled = True
+        child = self._child
+        if child is not None and child.poll() is None:
+            child.send_signal(signal.SIGTERM)
+
+    @property
+    def _longest(self) -> int:
+        return self.settings.decoder.max_chain_length
+
+    def _train(self, run_id: int, work: Path) -> None:
+        settings_file = work / "settings.json"
+        settings_file.write_text(self.settings.model_dump_json())
+        settings_file.chmod(0o600)  # a database URL may hold a password
+        command = [sys.executable, "-m", "adaptive_spec.learning.run", "--run-id", str(run_id)]
+        threads = {"OMP_NUM_THREADS": str(self.settings.learning.threads)}
+        with open(work / "log", "wb") as log:
+            self._child = subprocess.Popen(
+                [*command, "--settings", str(settings_file), "--out", str(work)],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **threads, "TOKENIZERS_PARALLELISM": "false"},
+            )
+            update_run(self.database, run_id, pid=self._child.pid)
+            status = self._child.wait()
+        self._child = None
+        if status == 0:
+            return
+        if self._cancelled:
+            update_run(self.database, run_id, state="cancelled", error="the service stopped")
+            raise RunError(f"Run {run_id} was cancelled; start it again with adaptive-spec retrain.")
+        told = get_run(self.database, run_id).error
+        tail = (work / "log").read_text(errors="replace").strip().splitlines()[-1:] or ["no output"]
+        reason = told or (f"killed by signal {-status}" if status < 0 else f"exit status {status}: {tail[0]}")
+        update_run(self.database, run_id, state="failed", error=reason)
+        raise RunError(f"Run {run_id} failed: {reason}")
+
+    def _refuse(self, run_id: int, version: int, live: Release, report: GateReport) -> None:
+        refuse(self.database, version, live.version, report.to_dict())
+        update_run(self.database, run_id, state="refused", release=version, report=report.to_dict())
+        raise GateRefused(f"Release {version} was refused: {'; '.join(report.reasons)}")
+
+    def _described(self, work: Path, judgement: Judgement) -> dict[str, Any]:
+        described: dict[str, Any] = json.loads((work / REPORT_NAME).read_text())
+        return {**described["provenance"], "distil": described["distil"], "cost": asdict(self.cost)}
+
+    def _publish(
+        self,
+        version: int,
+        adapter: Path,
+        calibrations: Mapping[str, DomainCalibration],
+        provenance: dict[str, Any],
+        report: GateReport,
+    ) -> Release:
+        folder = self.settings.releases.folder
+        thresholds = {name: calibration.thresholds for name, calibration in calibrations.items()}
+        provenance = {**provenance, "gate": report.to_dict()}
+        write_bundle(folder, version, adapter=adapter, thresholds=thresholds, provenance=provenance)
+        release = publish(self.database, folder, version, report.to_dict(), hashes=self.hashes)
+        for name, calibration in calibrations.items():
+            add_calibration(self.database, name, calibration.thresholds, calibration.report, version)
+        return release
+
+    def _tell(self, run_id: int, phase: str) -> None:
+        update_run(self.database, run_id, progress={"phase": phase})

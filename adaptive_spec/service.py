@@ -1,0 +1,214 @@
+"""The whole program in one object: models, engine, records, releases, scheduler.  Front ends hold one of these.
+
+Reads like this: ``start`` brings the database up to date, loads the models, puts the live release on and begins to
+decode; a watcher notices releases that anyone published and swaps them in; ``retrain`` and ``calibrate`` make them.
+"""
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from adaptive_spec.calibration.cost import cost_key, measure_cost
+from adaptive_spec.core import Release, StepCost
+from adaptive_spec.decoding.decoder import Listeners
+from adaptive_spec.decoding.engine import Engine
+from adaptive_spec.errors import AdaptiveSpecError, ReleaseError, RunError
+from adaptive_spec.models.loading import ModelPair, load_pair
+from adaptive_spec.pipeline import Pipeline
+from adaptive_spec.records.calibrations import add_calibration
+from adaptive_spec.records.database import Database
+from adaptive_spec.records.releases import live_version
+from adaptive_spec.records.runs import active_run, fail_orphans
+from adaptive_spec.records.traces import TraceStore
+from adaptive_spec.records.writer import Writer
+from adaptive_spec.releases.adapter import load_adapter_delta
+from adaptive_spec.releases.registry import live_release, rollback
+from adaptive_spec.scheduler import Scheduler
+from adaptive_spec.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+class Service:
+    """Start it, submit to ``engine``, stop it."""
+
+    pair: ModelPair
+    engine: Engine
+    cost: StepCost
+    pipeline: Pipeline
+
+    def __init__(self, settings: Settings, pair: ModelPair | None = None) -> None:
+        self.settings = settings
+        self.ready = False
+        self._given_pair = pair
+        self.database = Database(settings.records.url)
+        self.traces = TraceStore(self.database, settings.records.folder, settings.records.held_out_share)
+        self.writer = Writer(self.database, self.traces, settings.records)
+        self._stopping = threading.Event()
+        self._training = threading.Lock()
+        self._watcher = threading.Thread(target=self._watch, name="release-watcher", daemon=True)
+        self._scheduler = Scheduler(settings.schedule, retrain=self._scheduled_retrain, calibrate=self._scheduled_calibrate)
+        self._failed_versions: set[int] = set()
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.pair.tokenizer
+
+    def start(self, progress: Callable[[str], None] = lambda _: None) -> None:
+        """Bring everything up.
+
+        Raises:
+            AdaptiveSpecError: a model, the database or a setting that does not work, with what to do.
+        """
+        progress("database")
+        self.database.upgrade()
+        fail_orphans(self.database)
+        progress("models")
+        torch.set_num_threads(self.settings.model.threads or max(1, torch.get_num_threads() - 1))
+        self.pair = self._given_pair or load_pair(self.settings.model)
+        self.engine = Engine(self.pair, self.settings.decoder, self._listeners())
+        self.engine.start()
+        progress("cost of a step")
+        self.cost = self._measure_cost()
+        self.pipeline = Pipeline(self.database, self.settings, self.cost, self.pair.hashes)
+        progress("live release")
+        self._follow_live()
+        self._watcher.start()
+        self._scheduler.start()
+        self.ready = True
+
+    def stop(self) -> None:
+        """Finish live requests, write out what was recorded, end every thread and a running training process."""
+        self.ready = False
+        self._stopping.set()
+        self._scheduler.stop()
+        if hasattr(self, "pipeline"):
+            self.pipeline.cancel()
+        if hasattr(self, "engine"):
+            self.engine.stop()
+        if self._watcher.ident is not None:
+            self._watcher.join()
+        with self._training:  # a run that was cancelled writes its last row before the database closes
+            self.writer.close()
+            self.database.close()
+
+    def retrain(self, trigger: str = "person") -> int:
+        """Start a training run in its own process; return its id.
+
+        Raises:
+            RunError: one is running already.
+        """
+        if not self._training.acquire(blocking=False):
+            running = active_run(self.database)
+            raise RunError(f"Run {running.id if running else '?'} is active; wait for it (adaptive-spec runs).")
+        try:
+            run_id = self.pipeline.open_run(trigger)
+        except BaseException:
+            self._training.release()
+            raise
+        threading.Thread(target=self._run, args=(run_id,), name=f"run-{run_id}", daemon=True).start()
+        return run_id
+
+    def calibrate(self, domain: str | None = None) -> list[dict[str, Any]]:
+        """Fit temperatures and thresholds from what the live release showed; publish them when they changed.
+
+        Returns one report per domain.
+        """
+        self.writer.flush(10.0)
+        with self._training:
+            calibrations, version = self.pipeline.calibrate_live(self.engine.release, domain)
+        for name, calibration in calibrations.items():
+            add_calibration(self.database, name, calibration.thresholds, calibration.report, version)
+        self._follow_live()
+        return [
+            {"domain": name, "release": version, "temperature": c.thresholds.temperature,
+             "stop_below": c.thresholds.stop_below, "max_chain_length": c.thresholds.max_chain_length, **c.report}
+            for name, c in calibrations.items()
+        ]
+
+    def rollback(self, to: int | None, reason: str) -> int:
+        """Put an earlier release live again, here and now; return its version."""
+        version = rollback(self.database, to, reason)
+        self.writer.event("rollback", {"to": version, "reason": reason}, release=version)
+        self._failed_versions.discard(version)
+        self._follow_live()
+        return version
+
+    def _listeners(self) -> Listeners:
+        records = self.settings.records
+        if not records.enabled:
+            return Listeners()
+        return Listeners(
+            self.writer.on_step, self.writer.on_finish, self.writer.on_trace, records.trace_top_k, records.trace_share
+        )
+
+    def _run(self, run_id: int) -> None:
+        try:
+            self.writer.flush(10.0)
+            self.pipeline.retrain(run_id)
+        except AdaptiveSpecError as error:
+            logger.warning("run %d: %s", run_id, error)
+        except Exception:
+            logger.exception("run %d failed", run_id)
+        finally:
+            self._training.release()
+        if not self._stopping.is_set():
+            self._follow_live()
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(self.settings.releases.poll_seconds):
+            try:
+                self._follow_live()
+            except Exception:
+                logger.exception("the live release could not be read; the present one goes on")
+
+    def _follow_live(self) -> None:
+        """Swap in the live release when it is not the one that runs.  A bad one is refused and the old one goes on."""
+        version = live_version(self.database)
+        if version == self.engine.release.version or version in self._failed_versions:
+            return
+        try:
+            release = live_release(
+                self.database, self.settings.releases.folder, draft=self.pair.draft, hashes=self.pair.hashes
+            )
+            pause = self.engine.swap(release, self._deltas(release)).result()
+        except (ReleaseError, OSError) as error:
+            self._failed_versions.add(version)
+            logger.error("release %d refused: %s", version, error)
+            self.writer.event("release_refused", {"reason": str(error)}, release=version)
+            return
+        logger.info("release %d is live after a pause of %.1f ms", release.version, pause * 1e3)
+        self.writer.event("release_live", {"pause_seconds": pause}, release=release.version)
+
+    def _deltas(self, release: Release) -> dict[str, torch.Tensor]:
+        from pathlib import Path
+
+        return load_adapter_delta(Path(release.adapter), self.pair.draft) if release.adapter else {}
+
+    def _measure_cost(self) -> StepCost:
+        model = self.settings.model
+        key = cost_key(
+            target=model.target,
+            draft=self.pair.hashes["draft"][:12],
+            dtype=model.dtype,
+            device=model.device,
+            threads=torch.get_num_threads(),
+            batch_size=1,
+        )
+        decoder = self.engine.decoder
+        longest = self.settings.decoder.max_chain_length
+        cost: StepCost = self.engine.call(
+            lambda: measure_cost(decoder.time_draft, decoder.time_verify, longest, key)
+        ).result()
+        return cost
+
+    def _scheduled_retrain(self) -> None:
+        with contextlib.suppress(RunError):
+            self.retrain("schedule")
+
+    def _scheduled_calibrate(self) -> None:
+        self.calibrate()

@@ -1,0 +1,161 @@
+"""A service with a scripted engine and a real database, behind the real application."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from starlette.testclient import TestClient
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from adaptive_spec.core import POOLED, Release, Request, Thresholds
+from adaptive_spec.errors import BusyError, ReleaseError, RunError
+from adaptive_spec.records import runs as run_records
+from adaptive_spec.records.database import Database
+from adaptive_spec.serving.app import create_app
+from adaptive_spec.settings import Settings, load_settings
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    "{% if messages[-1].role == 'assistant' %}{{ raise_exception('the last message is ours') }}{% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int = 3
+    num_steps: int = 1
+    num_draft_tokens: int = 4
+    num_accepted_draft_tokens: int = 2
+    releases: tuple[int, ...] = (7,)
+
+
+@dataclass(frozen=True)
+class Delta:
+    text: str
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    usage: Usage | None = None
+
+
+class Stream:
+    """Plays the engine's script: texts are yielded, errors raised, None waits for the cancellation."""
+
+    def __init__(self, script: list[Any], prompt_tokens: int) -> None:
+        self.script = script
+        self.usage = Usage(prompt_tokens)
+        self.cancelled = threading.Event()
+
+    def events(self) -> Iterator[Delta]:
+        for item in self.script:
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                assert self.cancelled.wait(10), "nobody cancelled the stream"
+                yield Delta("", finish_reason="cancelled", usage=self.usage)
+                return
+            yield Delta(item)
+        yield Delta("", finish_reason="stop", usage=self.usage)
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+
+
+class Engine:
+    def __init__(self) -> None:
+        thresholds = {POOLED: Thresholds(stop_below=0.3), "code": Thresholds(temperature=1.5)}
+        self.release = Release(version=7, thresholds=MappingProxyType(thresholds))
+        self.last_swap_seconds = 0.25
+        self.num_active = 1
+        self.queue_depth = 2
+        self.script: list[Any] = ["Hel", "lo ", "wörld"]
+        self.busy = False
+        self.requests: list[Request] = []
+        self.streams: list[Stream] = []
+
+    def submit(self, request: Request) -> Stream:
+        if self.busy:
+            raise BusyError("The queue is full. Try again later.")
+        self.requests.append(request)
+        self.streams.append(Stream(self.script, len(request.prompt_ids)))
+        return self.streams[-1]
+
+
+@dataclass
+class Writer:
+    num_written: int = 12
+    num_dropped: int = 3
+    queue_depth: int = 4
+
+
+class Service:
+    def __init__(self, settings: Settings, database: Database, tokenizer: Any) -> None:
+        self.settings = settings
+        self.database = database
+        self.tokenizer = tokenizer
+        self.engine = Engine()
+        self.writer = Writer()
+        self.ready = True
+
+    def set_token(self, token: str) -> None:
+        server = self.settings.server.model_copy(update={"token": token})
+        self.settings = self.settings.model_copy(update={"server": server})
+
+    def retrain(self, trigger: str) -> int:
+        if run_records.active_run(self.database) is not None:
+            raise RunError("A run is active. Wait for its end.")
+        return run_records.create_run(self.database, trigger, {})
+
+    def calibrate(self, domain: str | None = None) -> list[dict[str, Any]]:
+        return [{"domain": domain or POOLED, "thresholds": Thresholds()}]
+
+    def rollback(self, to: int | None, reason: str) -> int:
+        if to == 99:
+            raise ReleaseError("There is no release 99. `adaptive-spec releases` lists them.")
+        self.engine.release = replace(self.engine.release, version=to or 0)
+        return self.engine.release.version
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    vocabulary = {chr(code): code for code in range(32, 127)} | {"[UNK]": 0}
+    raw = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    raw.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    return PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="[UNK]", chat_template=TEMPLATE)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return load_settings(
+        {
+            "model": {"target": "tiny/target"},
+            "decoder": {"max_context_tokens": 64},
+            "records": {"url": f"sqlite:///{tmp_path / 'records.db'}", "folder": tmp_path / "traces"},
+            "releases": {"folder": tmp_path / "releases"},
+        }
+    )
+
+
+@pytest.fixture
+def service(settings: Settings, tokenizer: Any) -> Iterator[Service]:
+    database = Database(settings.records.url)
+    database.upgrade()
+    yield Service(settings, database, tokenizer)
+    database.close()
+
+
+@pytest.fixture
+def app(service: Service) -> FastAPI:
+    return create_app(service)
+
+
+@pytest.fixture
+def client(app: FastAPI) -> Iterator[TestClient]:
+    with TestClient(app, raise_server_exceptions=False) as client:
+        yield client

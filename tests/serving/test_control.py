@@ -1,0 +1,168 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from starlette.testclient import TestClient
+
+from adaptive_spec.errors import SettingsError
+from adaptive_spec.records import events as event_records
+from adaptive_spec.records import releases as release_records
+from adaptive_spec.serving.app import check_bind, create_app
+from adaptive_spec.serving.metrics import ServiceCollector
+from adaptive_spec.settings import ServerSettings
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_probes(client: TestClient, service: Any) -> None:
+    assert client.get("/livez").json() == {"status": "ok"}
+    assert client.get("/readyz").status_code == 200
+    service.ready = False
+    assert client.get("/readyz").status_code == 503
+    assert client.get("/livez").status_code == 200
+    assert "version" in client.get("/version").json()
+
+
+def test_reads_of_an_empty_database(client: TestClient) -> None:
+    assert client.get("/api/domains").json() == {"domains": []}
+    assert client.get("/api/stats?domain=code&release=1&policy=policy").json() == {"domains": []}
+    assert client.get("/api/series?domain=code&limit=3").json() == {"requests": []}
+    assert client.get("/api/runs").json() == {"runs": []}
+    assert client.get("/api/releases").json()["live"] == 0
+    assert client.get("/api/events").json() == {"events": []}
+    assert client.get("/api/runs?limit=0").status_code == 400
+
+
+def test_thresholds(client: TestClient) -> None:
+    found = client.get("/api/thresholds").json()
+    assert found["release"] == 7
+    assert found["thresholds"]["code"]["temperature"] == 1.5
+    assert found["fallback"]["stop_below"] == 0.3
+
+
+def test_retrain_starts_one_run_at_a_time(client: TestClient) -> None:
+    answer = client.post("/api/retrain")
+    assert answer.status_code == 202
+    run_id = answer.json()["run_id"]
+    run = client.get(answer.headers["Location"]).json()
+    assert (run["id"], run["trigger"], run["state"]) == (run_id, "manual", "queued")
+    assert [run["id"] for run in client.get("/api/runs").json()["runs"]] == [run_id]
+    assert client.post("/api/retrain", json={"trigger": "again"}).status_code == 409
+
+
+def test_unknown_run_and_route(client: TestClient) -> None:
+    for path in ("/api/runs/5", "/api/nothing"):
+        answer = client.get(path)
+        assert answer.status_code == 404
+        assert answer.json()["error"]["type"] == "not_found_error"
+    assert client.get("/api/retrain").status_code == 405
+
+
+def test_calibrate(client: TestClient) -> None:
+    found = client.post("/api/calibrate", json={"domain": "code"}).json()["calibrations"]
+    assert found[0]["domain"] == "code"
+    assert found[0]["thresholds"]["stop_below"] == 0.4
+    assert client.post("/api/calibrate").json()["calibrations"][0]["domain"] == "*"
+
+
+def test_releases_and_rollback(client: TestClient, service: Any, tmp_path: Path) -> None:
+    release_records.add_release(service.database, 1, str(tmp_path), None, {}, "candidate")
+    release_records.set_live(service.database, 1, "passed")
+    found = client.get("/api/releases").json()
+    assert found["live"] == 1
+    assert [release["version"] for release in found["releases"] if release["state"] == "live"] == [1]
+    assert client.post("/api/releases/rollback", json={"to": 0, "reason": "bad"}).json() == {"live": 0}
+    assert client.post("/api/releases/rollback", json={"to": 99}).status_code == 409
+    assert client.post("/api/releases/rollback", json={"to": -1}).status_code == 400
+
+
+def test_events(client: TestClient, service: Any) -> None:
+    event_records.add_event(service.database, "swap", {"seconds": 0.1}, release=1)
+    event_records.add_event(service.database, "start", {})
+    assert len(client.get("/api/events").json()["events"]) == 2
+    (event,) = client.get("/api/events?kind=swap").json()["events"]
+    assert event["detail"] == {"seconds": 0.1}
+
+
+@pytest.mark.parametrize("path", ["/api/retrain", "/api/calibrate", "/api/releases/rollback"])
+def test_changes_need_the_token(client: TestClient, service: Any, path: str) -> None:
+    service.set_token("s3cret")
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "s3cret"}, {"Authorization": "Basic s3cret"}):
+        answer = client.post(path, headers=headers)
+        assert answer.status_code == 401
+        assert answer.json()["error"]["type"] == "authentication_error"
+    assert client.post(path, headers={"Authorization": "Bearer s3cret"}).status_code in (200, 202)
+    assert client.get("/api/runs").status_code == 200
+
+
+def test_changes_are_refused_to_other_origins(client: TestClient) -> None:
+    assert client.post("/api/calibrate", headers={"Origin": "https://evil.example"}).status_code == 403
+    assert client.post("/api/calibrate", headers={"Origin": "http://testserver"}).status_code == 200
+
+
+def test_metrics(client: TestClient) -> None:
+    text = client.get("/metrics").text
+    assert "adaptive_spec_records_dropped_total 3.0" in text
+    assert "adaptive_spec_records_queue_depth 4.0" in text
+    assert "adaptive_spec_live_release 7.0" in text
+    assert "adaptive_spec_swap_pause_seconds 0.25" in text
+    assert "adaptive_spec_database_up 1.0" in text
+    assert "# TYPE adaptive_spec_num_spec_steps_total counter" in text
+
+
+def test_metrics_survive_a_broken_database(client: TestClient, service: Any, tmp_path: Path) -> None:
+    from adaptive_spec.records.database import Database
+
+    service.database = Database(f"sqlite:///{tmp_path / 'empty.db'}")
+    text = client.get("/metrics").text
+    assert "adaptive_spec_database_up 0.0" in text
+    assert "adaptive_spec_live_release 7.0" in text
+    answer = client.get("/api/stats")
+    assert answer.status_code == 503
+    assert answer.json()["error"]["type"] == "service_unavailable_error"
+    service.database.close()
+
+
+def test_page_is_whole_and_escapes(client: TestClient, service: Any) -> None:
+    page = client.get("/")
+    assert page.status_code == 200
+    assert "live release <b>7</b>" in page.text
+    assert "prefers-color-scheme: dark" in page.text
+    for foreign in ("http://", "https://", "<script", "src="):
+        assert foreign not in page.text
+    client.post("/api/retrain", json={"trigger": "<i>x</i>"})
+    page = client.get("/")
+    assert "&lt;i&gt;x&lt;/i&gt;" in page.text and "<i>" not in page.text
+    assert "default-src 'none'" in page.headers["Content-Security-Policy"]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2", "example.org", ""])
+def test_open_bind_needs_a_token(host: str) -> None:
+    with pytest.raises(SettingsError, match="token"):
+        check_bind(ServerSettings(host=host))
+    check_bind(ServerSettings(host=host, token="t"))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.1.2.3"])
+def test_loopback_needs_none(host: str) -> None:
+    check_bind(ServerSettings(host=host))
+
+
+def test_every_route_is_documented(service: Any) -> None:
+    text = (DOCS / "http.md").read_text()
+    for path, methods in routes(create_app(service)).items():
+        for method in methods:
+            assert f"`{method} {path}`" in text, f"{method} {path} is missing in docs/http.md"
+
+
+def test_every_metric_is_documented(service: Any) -> None:
+    text = (DOCS / "http.md").read_text()
+    for metric in ServiceCollector(service).collect():
+        assert f"`{metric.name}{'_total' if metric.type == 'counter' else ''}`" in text
+
+
+def routes(app: FastAPI) -> dict[str, list[str]]:
+    """Path -> methods, from the schema, plus the page, which the schema leaves out."""
+    found = {path: [method.upper() for method in item] for path, item in app.openapi()["paths"].items()}
+    return found | {"/": ["GET"], "/openapi.json": ["GET"]}
