@@ -12,7 +12,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 demo: $(STAMP)  ## Watch a real draft learn from its own traffic (up to 15 minutes on 2 cores)
-	$(BIN)/adaptive-spec demo --out demo-output
+	$(BIN)/adaptive-spec demo --output demo-output
 
 test: $(STAMP)
 	$(BIN)/pytest -m 'not slow'

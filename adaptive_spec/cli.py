@@ -10,6 +10,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -372,7 +373,7 @@ def models_fetch(name: Annotated[str, typer.Argument(help="A known name, as in m
 def models_cut_draft(
     target: Annotated[str, typer.Argument(help="The target to cut from.")],
     out: Annotated[Path, typer.Argument(help="Folder of the draft.")],
-    layers: Annotated[str, typer.Option(help="Layers to keep, comma-separated, counted from 0.")] = "0,1,2,27,28,29",
+    layers: Annotated[str, typer.Option(help="Layers to keep, comma-separated, counted from 0.")] = "0,1",
     num_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens the target writes to heal on.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of writing and training.")] = 0,
@@ -382,8 +383,8 @@ def models_cut_draft(
     from adaptive_spec.learning.heal import HealSettings
     from adaptive_spec.learning.heal_run import cut_and_heal
 
-    given = {"num_tokens": num_tokens, "steps": steps}
-    settings = HealSettings(seed=seed, **{name: value for name, value in given.items() if value is not None})
+    recipe = HealSettings(seed=seed)
+    settings = replace(recipe, num_tokens=num_tokens or recipe.num_tokens, steps=steps or recipe.steps)
     cut_and_heal(target, kept, out, settings, _report)
     typer.echo(out)
 
@@ -494,8 +495,8 @@ def _line(details: dict[str, Any]) -> str:
     return " ".join(f"{name}={_cell(value)}" for name, value in details.items())
 
 
-def _report(progress: dict[str, Any]) -> None:
-    typer.echo(_line(progress), err=True)
+def _report(progress: dict[str, Any] | str) -> None:
+    typer.echo(progress if isinstance(progress, str) else _line(progress), err=True)
 
 
 def _layers(text: str) -> list[int]:

@@ -19,7 +19,8 @@ from typing import Any
 from adaptive_spec.calibration.calibrate import DomainCalibration, calibrate
 from adaptive_spec.core import Release, StepCost
 from adaptive_spec.errors import GateRefused, RunError
-from adaptive_spec.learning.run import ADAPTER_NAME, REPORT_NAME, Judgement, read_judgement
+from adaptive_spec.learning.judge import Judgement, read_judgement
+from adaptive_spec.learning.run import ADAPTER_NAME, REPORT_NAME
 from adaptive_spec.records.calibrations import add_calibration
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.observations import observations

@@ -219,9 +219,9 @@ def _backward(draft: PreTrainedModel, batch: Batch, settings: LearningSettings) 
         loss = distillation_loss(settings.loss, batch.target_log_probs[part], ours)
         chosen = ours.gather(-1, batch.argmax_column[part].unsqueeze(-1)).squeeze(-1)
         mean = (loss - settings.cross_entropy_weight * chosen).sum() / len(leaf)
-        mean.backward()  # type: ignore[no-untyped-call]
+        mean.backward()
         total += mean.item()
-    hidden.backward(leaf.grad)  # type: ignore[no-untyped-call]
+    hidden.backward(leaf.grad)
     return total
 
 
@@ -233,9 +233,7 @@ def _wrap(draft: PreTrainedModel, settings: LearningSettings, parent_adapter: Pa
         for name, module in draft.named_modules()
         if isinstance(module, nn.Linear) and module is not head
     }
-    config = LoraConfig(
-        r=settings.rank, lora_alpha=settings.rank, target_modules=sorted(linear), task_type="CAUSAL_LM"
-    )
+    config = LoraConfig(r=settings.rank, lora_alpha=settings.rank, target_modules=sorted(linear), task_type="CAUSAL_LM")
     start: dict[str, Tensor] | None = None
     deltas: dict[str, Tensor] = {}
     if parent_adapter is not None:

@@ -1,7 +1,9 @@
-"""The child process of a training run: ``python -m adaptive_spec.learning.run --run-id N --settings FILE --out FOLDER``.
+"""The child process of a training run.
 
-Started by the pipeline, so that training can neither block nor kill the service.  It reads traces, writes the adapter
-and ``distil.json`` into the folder, and tells its progress to the row of the run.  It judges and publishes nothing.
+``python -m adaptive_spec.learning.run --run-id N --settings FILE.json --out FOLDER``
+
+Started by the pipeline, so that training can neither block nor kill the service.  It reads traces, writes the adapter,
+``distil.json`` and ``judgement.json`` into the folder, and tells its progress to the row of the run.  It judges and publishes nothing.
 """
 
 import argparse
@@ -20,10 +22,13 @@ import torch
 from adaptive_spec.core import Trace
 from adaptive_spec.errors import NotEnoughDataError
 from adaptive_spec.learning.distil import distil
+from adaptive_spec.learning.evaluate import score
+from adaptive_spec.learning.judge import Judgement, merged, replay_observations, write_judgement
 from adaptive_spec.models.loading import load_pair
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.runs import update_run
 from adaptive_spec.records.traces import TraceStore
+from adaptive_spec.releases.adapter import load_adapter_delta
 from adaptive_spec.releases.registry import live_release
 from adaptive_spec.settings import Settings
 
@@ -56,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def train(database: Database, settings: Settings, run_id: int, out: Path) -> None:
-    """Distil the stored traces and leave the adapter and its report in ``out``.
+    """Distil the stored traces; leave the adapter, its report and its judgement on held-out traces in ``out``.
 
     Raises:
         AdaptiveSpecError: too few traces, a model or a live release that cannot be used, or a diverging run.
@@ -74,12 +79,18 @@ def train(database: Database, settings: Settings, run_id: int, out: Path) -> Non
     draft, hashes = pair.draft, pair.hashes
     del pair  # the target's own layers are not needed
     parent = live_release(database, settings.releases.folder, draft=draft, hashes=hashes)
+    held_out = store.load(held_out=True)
+    with merged(draft, load_adapter_delta(Path(parent.adapter), draft) if parent.adapter else {}):
+        before = score(draft, held_out)
     fitted, selection = split(traces)
     model, report = distil(
         draft, fitted, selection, settings.learning, tell, Path(parent.adapter) if parent.adapter else None
     )
     out.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(str(out / ADAPTER_NAME), safe_serialization=True, save_embedding_layers=False)
+    tell({"phase": "judge"}, now=True)
+    seen = replay_observations(model, held_out, settings.decoder.max_chain_length)
+    write_judgement(Judgement(before, score(model, held_out), seen), out)
     described = {"distil": report.to_dict(), "provenance": _provenance(settings, traces, parent.version, dict(hashes))}
     (out / REPORT_NAME).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
     tell({"phase": "distilled", "held_out_agreement": report.agreement_after, "seconds_left": 0.0}, now=True)
@@ -90,11 +101,11 @@ def split(traces: Sequence[Trace]) -> tuple[list[Trace], list[Trace]]:
 
     Neither side is empty when there are two prompts or more.
     """
-    ranks = {trace.request_id: _rank(trace) for trace in traces}
-    distinct = sorted(set(ranks.values()))
+    ranks = [_rank(trace) for trace in traces]
+    distinct = sorted(set(ranks))
     selected = set(distinct[: max(1, round(len(distinct) * _SELECTION_SHARE))])
-    chosen = [trace for trace in traces if ranks[trace.request_id] in selected]
-    return [trace for trace in traces if ranks[trace.request_id] not in selected], chosen
+    fitted = [trace for trace, rank in zip(traces, ranks, strict=True) if rank not in selected]
+    return fitted, [trace for trace, rank in zip(traces, ranks, strict=True) if rank in selected]
 
 
 def _rank(trace: Trace) -> bytes:

@@ -81,8 +81,8 @@ def domain_statistics(
         sums: dict[str, _Sums] = defaultdict(_Sums)
         for row in session.execute(_step_sums(steps)):
             sums[row.domain].add(row)
-        num_requests = dict(session.execute(_request_counts(steps)).tuples().all())
-        speeds = dict(session.execute(_speeds(domain, release, since, policy)).tuples().all())
+        num_requests = {name: number for name, number in session.execute(_request_counts(steps))}
+        speeds = {name: speed for name, speed in session.execute(_speeds(domain, release, since, policy))}
     return [_statistics(name, sums[name], num_requests[name], speeds.get(name)) for name in sorted(sums)]
 
 
@@ -142,9 +142,7 @@ def _step_sums(conditions: list[Any]) -> Select[Any]:
 
 
 def _request_counts(conditions: list[Any]) -> Select[tuple[str, int]]:
-    return (
-        select(StepRow.domain, func.count(distinct(StepRow.request_id))).where(*conditions).group_by(StepRow.domain)
-    )
+    return select(StepRow.domain, func.count(distinct(StepRow.request_id))).where(*conditions).group_by(StepRow.domain)
 
 
 def _speeds(

@@ -77,9 +77,7 @@ class Writer:
         if self._settings.enabled and _share_of(trace.request_id) < self._settings.trace_share:
             self._put(trace)
 
-    def event(
-        self, kind: str, detail: dict[str, Any], domain: str | None = None, release: int | None = None
-    ) -> None:
+    def event(self, kind: str, detail: dict[str, Any], domain: str | None = None, release: int | None = None) -> None:
         """Queue an event.  Events are kept even when recording is off."""
         self._put(event_row(kind, detail, domain, release))
 
@@ -168,7 +166,7 @@ class Writer:
         rows: dict[type[Base], list[dict[str, Any]]] = {}
         for item in batch:
             if not isinstance(item, Trace):
-                rows.setdefault(_TABLES[type(item)], []).append(_row(item))
+                rows.setdefault(_TABLES[type(item)], []).append(row_of(item))
         if traces:
             self._traces.add(traces)
         with self._database.session_scope() as session:
@@ -182,7 +180,8 @@ class Writer:
             logger.warning("unfinished trace shards are left for the next start: %s", error)
 
 
-def _row(item: Step | FinishedRequest | dict[str, Any]) -> dict[str, Any]:
+def row_of(item: Step | FinishedRequest | dict[str, Any]) -> dict[str, Any]:
+    """Return what the database stores of an item."""
     if isinstance(item, Step):
         return _step_row(item)
     return _request_row(item) if isinstance(item, FinishedRequest) else item

@@ -7,6 +7,7 @@ loading.  Only safetensors and JSON are read.  Called by ``bundle``, the decoder
 import copy
 import json
 import math
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,7 @@ def _read_config(folder: Path) -> LoraConfig:
             raise ValueError("it is not a LoRA adapter")
         config = LoraConfig(**values)
         default = LoraConfig()
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         raise ReleaseError(f"{path} cannot be used ({error}). {ADVICE}") from error
     for name in {field.name for field in fields(LoraConfig)} - _FREE_FIELDS:
         if getattr(config, name) != getattr(default, name):
@@ -103,7 +104,7 @@ def _expected(
     try:
         with torch.device("meta"):
             shell = inject_adapter_in_model(config, type(draft)(copy.deepcopy(draft.config)))
-    except (ValueError, TypeError, RuntimeError) as error:
+    except (ValueError, TypeError, RuntimeError, KeyError, AttributeError, re.error) as error:
         raise ReleaseError(f"{folder} does not fit the draft ({error}). {ADVICE}") from error
     shapes: dict[str, torch.Size] = {}
     scalings: dict[str, float] = {}

@@ -74,7 +74,9 @@ def write_bundle(
         _sync_folder(building)
         building.rename(final)
     except (OSError, ValueError, TypeError) as error:
-        raise ReleaseError(f"Release {version} cannot be written to {root} ({error}). Check the disk, then retry.") from error
+        raise ReleaseError(
+            f"Release {version} cannot be written to {root} ({error}). Check the disk, then retry."
+        ) from error
     finally:
         shutil.rmtree(building, ignore_errors=True)
     _sync_folder(root)
@@ -138,7 +140,7 @@ def _parse(path: Path, keys: set[str]) -> dict[str, Any]:
         raw = path.read_bytes()
         value = json.loads(raw, parse_constant=_refuse_constant)
         canonical = isinstance(value, dict) and _json_bytes(value) == raw
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ReleaseError(f"{path} cannot be read ({error}). {ADVICE}") from error
     if not canonical or value.keys() != keys:
         raise ReleaseError(f"{path} is not as it was written. {ADVICE}")

@@ -64,7 +64,7 @@ def paired_gain(before: Sequence[TraceScore], after: Sequence[TraceScore], seed:
     the positions of one request depend on one another.
 
     Raises:
-        ValueError: the lists do not hold the same requests, or one twice.
+        ValueError: the lists do not hold the same requests.
     """
     pairs = _pairs(before, after)
     domains = sorted({old.domain for old, _ in pairs})
@@ -87,11 +87,12 @@ def gate(
 
 
 def _pairs(before: Sequence[TraceScore], after: Sequence[TraceScore]) -> list[tuple[TraceScore, TraceScore]]:
-    old = {score.request_id: score for score in before}
-    new = {score.request_id: score for score in after}
-    if old.keys() != new.keys() or len(old) != len(before) or len(new) != len(after):
-        raise ValueError("before and after must score the same requests, each once")
-    return [(old[request_id], new[request_id]) for request_id in sorted(old)]
+    """Pair by request id; a client may use an id twice, and then the order decides."""
+    old = sorted(before, key=lambda score: score.request_id)
+    new = sorted(after, key=lambda score: score.request_id)
+    if [score.request_id for score in old] != [score.request_id for score in new]:
+        raise ValueError("before and after must score the same requests")
+    return list(zip(old, new, strict=True))
 
 
 def _interval(pairs: list[tuple[TraceScore, TraceScore]], generator: np.random.Generator) -> GainInterval:

@@ -85,7 +85,9 @@ def live_release(
         raise ReleaseError(f"Release {version} lies outside {root}. Move it there or set releases.folder.")
     release = read_bundle(folder, draft=draft, hashes=hashes)
     if release.version != version:
-        raise ReleaseError(f"{folder} holds release {release.version}, not {version}. Roll back (adaptive-spec rollback).")
+        raise ReleaseError(
+            f"{folder} holds release {release.version}, not {version}. Roll back (adaptive-spec rollback)."
+        )
     return release
 
 
@@ -100,6 +102,8 @@ def _parent(records: Mapping[int, ReleaseRecord], live: int) -> int:
 def _servable(records: Mapping[int, ReleaseRecord], version: int) -> ReleaseRecord:
     record = records.get(version)
     if record is None or record.folder is None or record.state == "refused":
-        known = ", ".join(str(v) for v in sorted(records) if records[v].folder is not None and records[v].state != "refused")
+        known = ", ".join(
+            str(v) for v in sorted(records) if records[v].folder is not None and records[v].state != "refused"
+        )
         raise ReleaseError(f"Release {version} cannot serve. Choose one of: 0{', ' if known else ''}{known}.")
     return record

@@ -23,14 +23,14 @@ PREFIX = "adaptive_spec_"
 # Name without prefix and _total -> help.  Each is an attribute of DomainStatistics, summed per domain.
 DOMAIN_COUNTERS = {
     "num_requests": "Finished requests.",
-    "num_spec_steps": "Decoder steps.",
+    "num_spec_steps": "Steps that drafted at least one token.",
     "num_draft_tokens": "Tokens proposed by the draft.",
     "num_accepted_draft_tokens": "Proposed tokens that the target kept.",
     "num_emitted_tokens": "Tokens emitted.",
 }
 DOMAIN_GAUGES = {
     "draft_acceptance_rate": "Accepted over proposed tokens, over all records.",
-    "mean_acceptance_length": "Tokens emitted per step, over all records.",
+    "mean_acceptance_length": "1 + accepted tokens per step that drafted, over all records.",
 }
 
 

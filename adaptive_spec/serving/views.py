@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from adaptive_spec.core import Release, Thresholds
-from adaptive_spec.errors import RecordsError
+from adaptive_spec.errors import RunError
 from adaptive_spec.records import domains as domain_records
 from adaptive_spec.records import events as event_records
 from adaptive_spec.records import releases as release_records
@@ -62,7 +62,7 @@ def run(database: Database, run_id: int) -> dict[str, Any] | None:
     """One run, or None when there is none of that id."""
     try:
         record = run_records.get_run(database, run_id)
-    except RecordsError:
+    except RunError:
         return None
     found: dict[str, Any] | None = plain(record)
     return found

@@ -214,6 +214,7 @@ def test_truncated_adapters_are_refused(own_adapter: Path, share: float) -> None
         verify_adapter(own_adapter, tiny_draft())
 
 
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
 @pytest.mark.parametrize(
     "change",
     [
@@ -232,6 +233,9 @@ def test_truncated_adapters_are_refused(own_adapter: Path, share: float) -> None
         {"lora_alpha": "inf"},
         {"lora_alpha": float("nan")},
         {"no_such_field": 1},
+        {"target_modules": "(["},
+        {"target_modules": None},
+        {"rank_pattern": 3},
     ],
 )
 def test_other_configs_are_refused(own_adapter: Path, change: dict[str, Any]) -> None:

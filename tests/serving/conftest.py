@@ -124,7 +124,7 @@ class Service:
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Any:
-    vocabulary = {chr(code): code for code in range(32, 127)} | {"[UNK]": 0}
+    vocabulary = {chr(code): code for code in range(127)} | {"[UNK]": 127}
     raw = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     raw.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     return PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="[UNK]", chat_template=TEMPLATE)

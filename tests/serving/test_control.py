@@ -88,7 +88,12 @@ def test_events(client: TestClient, service: Any) -> None:
 @pytest.mark.parametrize("path", ["/api/retrain", "/api/calibrate", "/api/releases/rollback"])
 def test_changes_need_the_token(client: TestClient, service: Any, path: str) -> None:
     service.set_token("s3cret")
-    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "s3cret"}, {"Authorization": "Basic s3cret"}):
+    for headers in (
+        {},
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": "s3cret"},
+        {"Authorization": "Basic s3cret"},
+    ):
         answer = client.post(path, headers=headers)
         assert answer.status_code == 401
         assert answer.json()["error"]["type"] == "authentication_error"

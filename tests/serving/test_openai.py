@@ -142,8 +142,12 @@ def test_bad_completions_are_refused_in_the_envelope(client: TestClient, service
 
 @pytest.mark.parametrize(
     "messages",
-    [[], [{"role": "tool", "content": "x"}], [{"role": "user", "content": [{"type": "image_url"}]}]]
-    + [[{"role": "assistant", "content": "x"}]],
+    [
+        [],
+        [{"role": "tool", "content": "x"}],
+        [{"role": "user", "content": [{"type": "image_url"}]}],
+        [{"role": "assistant", "content": "x"}],
+    ],
 )
 def test_bad_chats_are_refused(client: TestClient, messages: Any) -> None:
     assert client.post(CHAT, json={"messages": messages}).status_code == 400

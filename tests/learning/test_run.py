@@ -1,0 +1,93 @@
+"""The child's main entry, called in this process on the tiny pair."""
+
+import copy
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from adaptive_spec.core import Trace
+from adaptive_spec.errors import NotEnoughDataError
+from adaptive_spec.learning import run
+from adaptive_spec.models.loading import ModelPair
+from adaptive_spec.records.database import Database
+from adaptive_spec.records.runs import create_run, get_run
+from adaptive_spec.records.traces import TraceStore
+from adaptive_spec.releases.bundle import read_bundle, verify_adapter, write_bundle
+from adaptive_spec.releases.registry import publish
+from adaptive_spec.settings import Settings, load_settings
+from tests.learning.toy import toy_traces
+
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+
+
+@pytest.fixture
+def settings(tmp_path: Path, pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setattr(run, "load_pair", lambda _: replace(pair, draft=copy.deepcopy(pair.draft)))
+    monkeypatch.setattr(os, "nice", lambda increment: increment)
+    return load_settings(
+        {
+            "records": {"url": f"sqlite:///{tmp_path / 'run.db'}", "folder": tmp_path / "traces"},
+            "releases": {"folder": tmp_path / "releases"},
+            "learning": {"rank": 4, "max_epochs": 2, "min_traces": 10},
+        }
+    )
+
+
+@pytest.fixture
+def database(settings: Settings) -> Iterator[Database]:
+    database = Database(settings.records.url)
+    database.upgrade()
+    yield database
+    database.close()
+
+
+def start(database: Database, settings: Settings, folder: Path) -> int:
+    run_id = create_run(database, "test", {})
+    path = folder / "settings.json"
+    path.write_text(settings.model_dump_json())
+    run.main(["--run-id", str(run_id), "--settings", str(path), "--out", str(folder / f"run-{run_id}")])
+    return run_id
+
+
+def store(database: Database, settings: Settings, traces: list[Trace]) -> None:
+    TraceStore(database, settings.records.folder, settings.records.held_out_share).add(traces)
+
+
+def test_two_runs_the_second_on_top_of_the_first(
+    database: Database, settings: Settings, pair: ModelPair, tmp_path: Path
+) -> None:
+    store(database, settings, toy_traces(60, seed=1, states=64, step=5))
+    first = start(database, settings, tmp_path)
+    record = get_run(database, first)
+    assert (record.state, record.pid, record.progress["phase"]) == ("running", os.getpid(), "distilled")
+    adapter = tmp_path / f"run-{first}" / "adapter"
+    verify_adapter(adapter, pair.draft)
+    report = json.loads((adapter.parent / "distil.json").read_text())
+    assert report["provenance"]["hashes"] == pair.hashes and report["provenance"]["parent"] == 0
+    assert report["distil"]["steps"] > 0
+    folder = write_bundle(settings.releases.folder, 1, adapter=adapter, thresholds={}, provenance=report["provenance"])
+    assert read_bundle(folder, draft=pair.draft, hashes=pair.hashes).parent == 0
+    publish(database, settings.releases.folder, 1, {"passed": True})
+    second = start(database, settings, tmp_path)
+    report = json.loads((tmp_path / f"run-{second}" / "distil.json").read_text())
+    assert report["provenance"]["parent"] == 1
+
+
+def test_a_failure_is_written_to_the_row(database: Database, settings: Settings, tmp_path: Path) -> None:
+    with pytest.raises(NotEnoughDataError):
+        start(database, settings, tmp_path)
+    record = get_run(database, 1)
+    assert record.state == "failed" and "0 traces, 10 needed" in str(record.error)
+
+
+def test_split_keeps_prompts_together() -> None:
+    traces = toy_traces(60, seed=1)
+    fitted, selection = run.split(traces)
+    assert len(fitted) + len(selection) == 60 and fitted and selection
+    prompts = [{trace.tokens[: trace.prompt_tokens] for trace in part} for part in (fitted, selection)]
+    assert not prompts[0] & prompts[1]
+    assert len(selection) < 30

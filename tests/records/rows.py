@@ -1,0 +1,98 @@
+"""Makers of the things that the decoder reports, with numbers that are easy to check by hand."""
+
+from datetime import UTC, datetime, timedelta
+
+import numpy
+
+from adaptive_spec.core import FinishedRequest, Position, Step, Trace
+from adaptive_spec.records.database import Database
+from adaptive_spec.records.tables import RequestRow, StepRow
+from adaptive_spec.records.writer import row_of
+
+START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+def make_step(
+    request_id: str = "a",
+    step_index: int = 0,
+    *,
+    domain: str = "code",
+    release: int = 0,
+    chain_length: int = 3,
+    positions: tuple[tuple[float, float, bool], ...] = ((0.9, 0.8, True), (0.5, 0.4, False)),
+    num_emitted: int | None = None,
+    explored: bool = False,
+) -> Step:
+    accepted = sum(position[2] for position in positions)
+    return Step(
+        request_id=request_id,
+        domain=domain,
+        release=release,
+        step_index=step_index,
+        chain_length=chain_length,
+        num_accepted=accepted,
+        num_emitted=accepted + 1 if num_emitted is None else num_emitted,
+        explored=explored,
+        draft_seconds=0.01,
+        verify_seconds=0.02,
+        batch_size=1,
+        positions=tuple(Position(*position) for position in positions),
+        at=START + timedelta(seconds=step_index),
+    )
+
+
+def make_finish(
+    request_id: str = "a",
+    *,
+    domain: str = "code",
+    completion_tokens: int = 6,
+    num_steps: int = 2,
+    num_draft_tokens: int = 6,
+    num_accepted_draft_tokens: int = 4,
+    releases: tuple[int, ...] = (0,),
+    decode_seconds: float = 2.0,
+    policy: str = "policy",
+    finished_after_seconds: float = 10.0,
+) -> FinishedRequest:
+    return FinishedRequest(
+        request_id=request_id,
+        domain=domain,
+        prompt_tokens=5,
+        completion_tokens=completion_tokens,
+        num_steps=num_steps,
+        num_draft_tokens=num_draft_tokens,
+        num_accepted_draft_tokens=num_accepted_draft_tokens,
+        finish_reason="length",
+        releases=releases,
+        started_at=START,
+        finished_at=START + timedelta(seconds=finished_after_seconds),
+        time_to_first_token_seconds=0.1,
+        decode_seconds=decode_seconds,
+        policy=policy,
+    )
+
+
+def make_trace(seed: int = 0, *, domain: str = "code", completion: tuple[int, ...] | None = None) -> Trace:
+    generator = numpy.random.default_rng(seed)
+    prompt = tuple(generator.integers(0, 1000, 5).tolist())
+    if completion is None:
+        completion = tuple(generator.integers(0, 1000, 7).tolist())
+    shape = (len(completion), 4)
+    return Trace(
+        request_id=f"request-{seed}",
+        domain=domain,
+        tokens=prompt + completion,
+        prompt_tokens=len(prompt),
+        top_ids=generator.integers(0, 1000, shape),
+        top_log_probs=-generator.random(shape).astype(numpy.float32),
+        tail_mass=generator.random(len(completion)).astype(numpy.float32),
+        release=3,
+        at=START,
+    )
+
+
+def record(database: Database, *items: Step | FinishedRequest) -> None:
+    """Store through the writer's own rows, without its thread."""
+    with database.session_scope() as session:
+        for item in items:
+            database.insert_new(session, StepRow if isinstance(item, Step) else RequestRow, [row_of(item)])

@@ -1,0 +1,137 @@
+import threading
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import inspect, text
+from sqlalchemy.exc import StatementError
+
+from adaptive_spec.errors import RecordsError
+from adaptive_spec.records.database import Database
+from adaptive_spec.records.events import add_event, list_events
+from adaptive_spec.records.tables import Base, EventRow
+
+COMMAND = "adaptive-spec db upgrade"
+
+
+def test_upgrade_makes_exactly_the_schema_of_the_metadata(empty_database: Database) -> None:
+    empty_database.upgrade()
+    empty_database.upgrade()
+    empty_database.check()
+    with empty_database.engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, Base.metadata) == []
+
+
+def test_upgrade_makes_the_same_keys_and_indexes_by_name(empty_database: Database) -> None:
+    empty_database.upgrade()
+    inspector = inspect(empty_database.engine)
+    for table in Base.metadata.sorted_tables:
+        made = {index["name"] for index in inspector.get_indexes(table.name)}
+        made |= {constraint["name"] for constraint in inspector.get_unique_constraints(table.name)}
+        declared = {index.name for index in table.indexes}
+        assert declared <= made, table.name
+        assert inspector.get_pk_constraint(table.name)["name"] == f"pk_{table.name}"
+
+
+def test_check_names_the_command_when_tables_are_missing(empty_database: Database) -> None:
+    with pytest.raises(RecordsError, match=COMMAND):
+        empty_database.check()
+
+
+def test_unknown_revision_is_refused(database: Database) -> None:
+    with database.session_scope() as session:
+        session.execute(text("UPDATE alembic_version SET version_num = 'from_tomorrow'"))
+    with pytest.raises(RecordsError, match="from_tomorrow"):
+        database.check()
+    with pytest.raises(RecordsError, match="newer version"):
+        database.upgrade()
+
+
+def test_upgrades_at_the_same_time_do_not_collide(empty_database: Database) -> None:
+    errors: list[BaseException] = []
+
+    def upgrade() -> None:
+        other = Database(empty_database.url.render_as_string(hide_password=False))
+        try:
+            other.upgrade()
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            other.close()
+
+    threads = [threading.Thread(target=upgrade) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    empty_database.check()
+
+
+def test_session_scope_rolls_back_on_error(database: Database) -> None:
+    with pytest.raises(KeyError), database.session_scope() as session:
+        session.add(EventRow(kind="x", detail={}, at=datetime.now().astimezone()))
+        session.flush()
+        raise KeyError
+    assert list_events(database) == []
+
+
+def test_naive_times_are_refused(database: Database) -> None:
+    with pytest.raises(StatementError, match="aware"), database.session_scope() as session:
+        session.add(EventRow(kind="x", detail={}, at=datetime(2026, 1, 1)))
+
+
+def test_details_that_json_does_not_know_are_stored_as_null_or_text(database: Database) -> None:
+    add_event(database, "x", {"loss": float("nan"), "folder": Path("a"), "many": [float("inf"), 1.5]})
+    assert list_events(database)[0].detail == {"loss": None, "folder": "a", "many": [None, 1.5]}
+
+
+def test_sqlite_runs_in_wal_mode_with_foreign_keys(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path / 'a' / 'b.db'}")
+    with database.session_scope(read_only=True) as session:
+        assert session.scalar(text("PRAGMA journal_mode")) == "wal"
+        assert session.scalar(text("PRAGMA foreign_keys")) == 1
+        assert session.scalar(text("PRAGMA busy_timeout")) == 30_000
+    database.close()
+
+
+def test_sqlite_readers_do_not_wait_for_the_writer(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path / 'b.db'}")
+    database.upgrade()
+    with database.session_scope() as writing:
+        writing.add(EventRow(kind="x", detail={}, at=datetime.now().astimezone()))
+        writing.flush()
+        assert list_events(database) == []
+    assert len(list_events(database)) == 1
+    database.close()
+
+
+def test_many_threads_may_write_to_sqlite(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path / 'b.db'}")
+    database.upgrade()
+    threads = [
+        threading.Thread(target=lambda: [add_event(database, "x", {}) for _ in range(10)] and None) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(list_events(database)) == 40
+    database.close()
+
+
+@pytest.mark.parametrize("url", ["nonsense", "mysql://host/name"])
+def test_bad_urls_are_refused(url: str) -> None:
+    with pytest.raises(RecordsError):
+        Database(url)
+
+
+def test_an_unreachable_server_is_named_without_its_password(tmp_path: Path) -> None:
+    database = Database(f"postgresql://me:secret@/name?host={tmp_path}")
+    with pytest.raises(RecordsError, match="records.url") as caught:
+        database.check()
+    assert "secret" not in str(caught.value)
+    database.close()

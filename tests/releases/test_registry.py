@@ -1,0 +1,80 @@
+"""Publishing, refusing and rolling back on a real database."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from adaptive_spec.core import Release, Thresholds
+from adaptive_spec.errors import ReleaseError
+from adaptive_spec.records.database import Database
+from adaptive_spec.records.releases import list_releases, live_version
+from adaptive_spec.releases.bundle import write_bundle
+from adaptive_spec.releases.registry import live_release, publish, refuse, rollback
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    database = Database(f"sqlite:///{tmp_path / 'registry.db'}")
+    database.upgrade()
+    yield database
+    database.close()
+
+
+def write_and_publish(database: Database, root: Path, version: int, parent: int) -> Release:
+    thresholds = {"code": Thresholds(temperature=1.0 + version)}
+    write_bundle(root, version, adapter=None, thresholds=thresholds, provenance={"parent": parent})
+    return publish(database, root, version, {"passed": True})
+
+
+def test_the_untouched_draft_is_live_at_first(database: Database, tmp_path: Path) -> None:
+    assert live_release(database, tmp_path / "nowhere") == Release()
+    with pytest.raises(ReleaseError, match="nothing to roll back"):
+        rollback(database, None, "test")
+
+
+def test_publish_then_roll_back_to_the_floor(database: Database, tmp_path: Path) -> None:
+    for version in (1, 2):
+        release = write_and_publish(database, tmp_path, version, version - 1)
+        assert live_release(database, tmp_path) == release
+    assert rollback(database, None, "worse") == 1
+    assert live_release(database, tmp_path).for_domain("code").temperature == 2.0
+    assert rollback(database, None, "worse still") == 0
+    assert live_release(database, tmp_path) == Release()
+    assert rollback(database, 2, "not so bad") == 2
+    assert live_version(database) == 2
+    with pytest.raises(ReleaseError, match="live already"):
+        rollback(database, 2, "again")
+
+
+def test_refused_and_unknown_versions_never_serve(database: Database, tmp_path: Path) -> None:
+    write_and_publish(database, tmp_path, 1, 0)
+    refuse(database, 2, 1, {"passed": False})
+    for version in (2, 9):
+        with pytest.raises(ReleaseError, match="Choose one of: 0, 1"):
+            rollback(database, version, "test")
+    assert live_version(database) == 1
+    assert {record.version: record.state for record in list_releases(database)} == {1: "live", 2: "refused"}
+
+
+def test_a_damaged_bundle_is_neither_published_nor_served(database: Database, tmp_path: Path) -> None:
+    write_and_publish(database, tmp_path, 1, 0)
+    folder = write_bundle(tmp_path, 2, adapter=None, thresholds={}, provenance={"parent": 1})
+    (folder / "release.json").write_bytes((folder / "release.json").read_bytes()[:-2])
+    with pytest.raises(ReleaseError):
+        publish(database, tmp_path, 2, {})
+    assert live_version(database) == 1 and len(list_releases(database)) == 1
+    shutil.rmtree(tmp_path / "release-000001")
+    with pytest.raises(ReleaseError):
+        live_release(database, tmp_path)
+    assert rollback(database, 0, "files lost") == 0
+
+
+def test_the_models_in_use_must_be_the_bundle_s(database: Database, tmp_path: Path) -> None:
+    write_bundle(tmp_path, 1, adapter=None, thresholds={}, provenance={"hashes": {"target": "a"}})
+    with pytest.raises(ReleaseError, match="other models"):
+        publish(database, tmp_path, 1, {}, hashes={"target": "b"})
+    publish(database, tmp_path, 1, {}, hashes={"target": "a"})
+    with pytest.raises(ReleaseError, match="other models"):
+        live_release(database, tmp_path, hashes={"target": "b"})

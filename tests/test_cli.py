@@ -1,0 +1,276 @@
+import json
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from typer.testing import CliRunner
+
+from adaptive_spec import cli
+from adaptive_spec.records import events as event_records
+from adaptive_spec.records import releases as release_records
+from adaptive_spec.records import runs as run_records
+from adaptive_spec.records.database import Database
+
+DOCS = Path(__file__).parents[1] / "docs"
+NOBODY = "http://127.0.0.1:9"
+runner = CliRunner()
+
+
+def commands(group: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*prefix, name))
+        else:
+            yield (*prefix, name)
+
+
+COMMANDS = sorted(commands(typer.main.get_command(cli.app)))
+LISTINGS = {"stats": "domains", "domains": "domains", "runs": "runs", "releases": "releases", "events": "events"}
+
+
+@pytest.fixture(autouse=True)
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ADAPTIVE_SPEC_URL", "ADAPTIVE_SPEC_TOKEN", "ADAPTIVE_SPEC_SERVER__TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ADAPTIVE_SPEC_CONFIG", str(tmp_path / "adaptive-spec.toml"))
+    (tmp_path / "adaptive-spec.toml").write_text("")
+    monkeypatch.setenv("ADAPTIVE_SPEC_RECORDS__URL", f"sqlite:///{tmp_path / 'records.db'}")
+    monkeypatch.setenv("ADAPTIVE_SPEC_RECORDS__FOLDER", str(tmp_path / "traces"))
+    monkeypatch.setenv("ADAPTIVE_SPEC_RELEASES__FOLDER", str(tmp_path / "releases"))
+    monkeypatch.setattr(cli, "DEFAULT_URL", NOBODY)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    assert runner.invoke(cli.app, ["db", "upgrade"]).exit_code == 0
+    database = Database(f"sqlite:///{tmp_path / 'records.db'}")
+    yield database
+    database.close()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers from ``server.answers``: (method, path) -> (status, object or server-sent events)."""
+
+    def answer(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        server: Any = self.server
+        server.calls.append((self.command, self.path, json.loads(body or "null"), self.headers.get("Authorization")))
+        status, answer = server.answers[self.command, self.path]
+        if isinstance(answer, list):
+            answer = answer.pop(0) if len(answer) > 1 else answer[0]
+        data = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    do_GET = do_POST = answer
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.answers, server.calls = {}, []
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    monkeypatch.setenv("ADAPTIVE_SPEC_URL", f"http://127.0.0.1:{server.server_port}")
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help(command: tuple[str, ...]) -> None:
+    result = runner.invoke(cli.app, [*command, "--help"])
+    assert result.exit_code == 0
+    assert "Usage:" in result.output
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_is_documented(command: tuple[str, ...]) -> None:
+    assert f"`adaptive-spec {' '.join(command)}`" in (DOCS / "cli.md").read_text()
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom typer.testing import CliRunner\nfrom adaptive_spec.cli import app\n"
+        "assert CliRunner().invoke(app, ['--help']).exit_code == 0\n"
+        "heavy = {'torch', 'transformers', 'sqlalchemy', 'fastapi', 'pydantic', 'sklearn'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(("command", "key"), LISTINGS.items())
+def test_listings_read_the_database_when_nothing_answers(database: Database, command: str, key: str) -> None:
+    result = runner.invoke(cli.app, [command, "--json"])
+    assert result.exit_code == 0, result.output
+    assert key in json.loads(result.stdout)
+    assert runner.invoke(cli.app, [command]).exit_code == 0
+
+
+def test_listings_show_what_is_recorded(database: Database) -> None:
+    run_id = run_records.create_run(database, "[red]me", {})
+    release_records.add_release(database, 1, None, None, {}, "candidate")
+    release_records.set_live(database, 1, "passed")
+    event_records.add_event(database, "swap", {"seconds": 0.5}, release=1)
+    (run,) = json.loads(runner.invoke(cli.app, ["runs", "--json"]).stdout)["runs"]
+    assert (run["id"], run["state"]) == (run_id, "queued")
+    assert "[red]me" in runner.invoke(cli.app, ["runs"]).stdout
+    assert json.loads(runner.invoke(cli.app, ["releases", "--json"]).stdout)["live"] == 1
+    assert "Live: release 1" in runner.invoke(cli.app, ["releases"]).stdout
+    assert "seconds=0.500" in runner.invoke(cli.app, ["events", "--kind", "swap"]).stdout
+
+
+@pytest.mark.parametrize("command", LISTINGS)
+def test_a_named_service_is_never_replaced_by_the_database(database: Database, command: str) -> None:
+    result = runner.invoke(cli.app, [command, "--url", NOBODY])
+    assert result.exit_code == 2
+    assert "adaptive-spec serve" in result.stderr
+
+
+def test_no_service_and_no_database_leaves_no_file(tmp_path: Path) -> None:
+    result = runner.invoke(cli.app, ["stats"])
+    assert result.exit_code == 2
+    assert "there is no database" in result.stderr
+    assert not (tmp_path / "records.db").exists()
+
+
+@pytest.mark.parametrize("command", [["retrain"], ["calibrate"], ["rollback"], ["generate", "x"]])
+def test_orders_need_the_service(command: list[str]) -> None:
+    result = runner.invoke(cli.app, command)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Error: No service answers")
+
+
+def test_listings_ask_the_service(server: Any) -> None:
+    row = {"domain": "code", "num_requests": 3, "mean_acceptance_length": 2.5}
+    server.answers["GET", "/api/stats?domain=code"] = (200, {"domains": [row]})
+    result = runner.invoke(cli.app, ["stats", "--domain", "code", "--json"])
+    assert json.loads(result.stdout) == {"domains": [row]}
+    assert "2.500" in runner.invoke(cli.app, ["stats", "--domain", "code"]).stdout
+
+
+def test_orders_send_the_token(server: Any) -> None:
+    server.answers["POST", "/api/releases/rollback"] = (200, {"live": 2})
+    result = runner.invoke(cli.app, ["rollback", "--to", "2", "--reason", "bad", "--token", "t"])
+    assert result.stdout == "Release 2 is live.\n"
+    assert server.calls == [("POST", "/api/releases/rollback", {"to": 2, "reason": "bad"}, "Bearer t")]
+
+
+def test_calibrate_shows_thresholds(server: Any) -> None:
+    calibration = {"domain": "code", "thresholds": {"temperature": 1.25, "stop_below": 0.4}}
+    server.answers["POST", "/api/calibrate"] = (200, {"calibrations": [calibration]})
+    assert "1.250" in runner.invoke(cli.app, ["calibrate"]).stdout
+
+
+def test_a_refusal_is_the_services_message(server: Any) -> None:
+    server.answers["POST", "/api/retrain"] = (409, {"error": {"message": "A run is active. Wait."}})
+    result = runner.invoke(cli.app, ["retrain"])
+    assert (result.exit_code, result.stderr) == (2, "Error: A run is active. Wait.\n")
+
+
+def test_something_else_answers(server: Any) -> None:
+    server.answers["GET", "/api/domains"] = (200, "<html>")
+    server.answers["GET", "/api/runs?limit=20"] = (502, "bad gateway")
+    for command in ("domains", "runs"):
+        result = runner.invoke(cli.app, [command])
+        assert result.exit_code == 2
+        assert "not adaptive-spec" in result.stderr
+
+
+@pytest.mark.parametrize(("state", "code"), cli.RUN_EXIT_CODES.items())
+def test_retrain_waits(server: Any, monkeypatch: pytest.MonkeyPatch, state: str, code: int) -> None:
+    monkeypatch.setattr(cli.time, "sleep", lambda seconds: None)
+    server.answers["POST", "/api/retrain"] = (202, {"run_id": 4})
+    running = {"state": "running", "progress": {"step": 1}}
+    server.answers["GET", "/api/runs/4"] = (200, [running, {"state": state, "error": None}])
+    result = runner.invoke(cli.app, ["retrain", "--wait"])
+    assert result.exit_code == code
+    assert f"Run 4 {state}" in result.stdout
+    assert "running step=1" in result.stderr
+
+
+def test_generate_prints_the_stream(server: Any) -> None:
+    usage = {"completion_tokens": 2}
+    events = [
+        {"choices": [{"delta": {"role": "assistant", "content": ""}}]},
+        {"choices": [{"delta": {"content": "Hé"}}]},
+        {"choices": [], "usage": usage, "speculation": {"num_spec_steps": 1}},
+    ]
+    text = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+    server.answers["POST", "/v1/chat/completions"] = (200, text)
+    result = runner.invoke(cli.app, ["generate", "hi", "--domain", "code", "--chain-length", "0", "--no-record"])
+    assert result.stdout == "Hé\n"
+    assert "2 tokens in 1 steps" in result.stderr
+    body = server.calls[0][2]
+    assert body["metadata"] == {"domain": "code"}
+    assert body["speculation"] == {"chain_length": 0, "record": False}
+    answer = json.loads(runner.invoke(cli.app, ["generate", "-", "--json"], input="hi").stdout)
+    assert answer["text"] == "Hé" and answer["usage"] == usage
+
+
+def test_generate_fails_with_the_stream(server: Any) -> None:
+    server.answers["POST", "/v1/completions"] = (200, 'data: {"error": {"message": "It broke."}}\n\n')
+    result = runner.invoke(cli.app, ["generate", "hi", "--raw"])
+    assert (result.exit_code, result.stderr) == (2, "Error: It broke.\n")
+
+
+def test_serve_refuses_an_open_host_without_a_token() -> None:
+    result = runner.invoke(cli.app, ["serve", "--host", "0.0.0.0"])
+    assert result.exit_code == 2
+    assert "token" in result.stderr
+
+
+def test_config_show_hides_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    import tomllib
+
+    monkeypatch.setenv("ADAPTIVE_SPEC_SERVER__TOKEN", "s3cret")
+    monkeypatch.setenv("ADAPTIVE_SPEC_RECORDS__URL", "postgresql+psycopg://me:s3cret@db/records")
+    as_toml = runner.invoke(cli.app, ["config", "show"]).stdout
+    as_json = runner.invoke(cli.app, ["config", "show", "--json"]).stdout
+    assert "s3cret" not in as_toml + as_json
+    assert tomllib.loads(as_toml) == json.loads(as_json)
+    assert json.loads(as_json)["records"]["url"] == "postgresql+psycopg://me:***@db/records"
+
+
+def test_bad_settings_exit_2(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.toml"
+    bad.write_text("[server]\nport = -1\n")
+    result = runner.invoke(cli.app, ["--config", str(bad), "config", "show"])
+    assert result.exit_code == 2
+    assert "server.port" in result.stderr
+
+
+def test_doctor(database: Database) -> None:
+    result = runner.invoke(cli.app, ["doctor", "--no-models", "--json"])
+    checks = {check["check"]: check["ok"] for check in json.loads(result.stdout)["checks"]}
+    assert set(checks) == {"server", "database", "disk", "threads"}
+    assert checks["server"] and checks["database"]
+
+
+def test_doctor_fails_without_a_database() -> None:
+    result = runner.invoke(cli.app, ["doctor", "--no-models"])
+    assert result.exit_code == 1
+    assert "db upgrade" in re.sub(r"\s+", " ", result.stdout)
+
+
+def test_bad_layers() -> None:
+    result = runner.invoke(cli.app, ["models", "cut-draft", "x", "out", "--layers", "a"])
+    assert result.exit_code == 2
+
+
+def test_version() -> None:
+    assert runner.invoke(cli.app, ["--version"]).exit_code == 0
