@@ -36,7 +36,8 @@ docs: $(STAMP)  ## Every command, route and setting is documented
 	$(BIN)/pytest tests/test_docs.py
 
 draft: $(STAMP)  ## Rebuild the bundled quickstart draft (about an hour on 2 cores)
-	$(BIN)/adaptive-spec models cut-draft --recipe adaptive_spec/models/drafts/smollm2-135m/recipe.json --out build/draft
+	$(BIN)/adaptive-spec models cut-draft smollm2-135m build/draft \
+		--recipe adaptive_spec/models/drafts/smollm2-135m/recipe.json
 
 clean:
 	rm -rf $(VENV) build dist

@@ -110,7 +110,7 @@ def serve(
 
     service = Service(settings)
     try:
-        service.start()
+        service.start(lambda part: _report(f"starting: {part}"))
         uvicorn.run(
             create_app(service),
             host=settings.server.host,
@@ -264,7 +264,7 @@ def events(
 @app.command()
 def retrain(
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the run's end.")] = False,
-    trigger: Annotated[str, typer.Option(help="What is recorded as the run's reason.")] = "manual",
+    trigger: Annotated[str, typer.Option(help="What is recorded as the run's reason.")] = "person",
     url: Url = None,
     token: Token = "",
     json_: Json = False,
@@ -377,13 +377,14 @@ def models_cut_draft(
     num_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens the target writes to heal on.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of writing and training.")] = 0,
+    recipe_file: Annotated[Path | None, typer.Option("--recipe", help="JSON of heal settings; flags win.")] = None,
 ) -> None:
     """Cut a draft out of a target and heal it."""
     kept = _layers(layers)
     from adaptive_spec.learning.heal import HealSettings
-    from adaptive_spec.learning.heal_run import cut_and_heal
+    from adaptive_spec.learning.heal_run import cut_and_heal, read_recipe
 
-    recipe = HealSettings(seed=seed)
+    recipe = read_recipe(recipe_file) if recipe_file else HealSettings(seed=seed)
     settings = replace(recipe, num_tokens=num_tokens or recipe.num_tokens, steps=steps or recipe.steps)
     cut_and_heal(target, kept, out, settings, _report)
     typer.echo(out)
@@ -398,8 +399,7 @@ def demo(
     """Serve, learn and compare on this machine, and write a report."""
     from adaptive_spec.bench.demo import run_demo
 
-    run_demo(output, seed, minutes * 60)
-    typer.echo(output)
+    typer.echo(run_demo(output, seed, minutes * 60))
 
 
 # ---- plumbing

@@ -54,7 +54,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The outcome of one step of one request.  ``positions`` holds reached positions only: all accepted but the last."""
+    """The outcome of one step of one request.  ``positions``: reached ones only, all accepted but the last."""
 
     request_id: str
     domain: str
@@ -96,7 +96,8 @@ class Trace:
     """A finished request kept for distillation.
 
     tokens: prompt and completion ids.  top_ids / top_log_probs: numpy arrays [completion_tokens, top_k], the target's
-    distribution (temperature 1, unprocessed) from which each completion token was chosen.  tail_mass: [completion_tokens].
+    distribution (temperature 1, unprocessed) from which each completion token was chosen.
+    tail_mass: [completion_tokens].
     """
 
     request_id: str

@@ -68,7 +68,9 @@ class Pipeline:
                 judgement.observations, self.cost, self.settings.calibration, self._longest, dict(live.thresholds)
             )
             self._tell(run_id, "publish")
-            release = self._publish(version, work / ADAPTER_NAME, calibrations, self._described(work, judgement), report)
+            release = self._publish(
+                version, work / ADAPTER_NAME, calibrations, self._described(work, judgement), report
+            )
             update_run(self.database, run_id, state="passed", release=version, report=report.to_dict())
             return release
         except GateRefused:
@@ -99,7 +101,12 @@ class Pipeline:
             version,
             adapter=Path(live.adapter) if live.adapter else None,
             thresholds=thresholds,
-            provenance={"parent": live.version, "hashes": self.hashes, "kind": "calibration", "cost": asdict(self.cost)},
+            provenance={
+                "parent": live.version,
+                "hashes": self.hashes,
+                "kind": "calibration",
+                "cost": asdict(self.cost),
+            },
         )
         publish(self.database, self.settings.releases.folder, version, {"kind": "calibration"}, reason="calibrated")
         return fitted, version

@@ -8,6 +8,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,6 +38,8 @@ class Service:
     """Start it, submit to ``engine``, stop it."""
 
     pair: ModelPair
+    traces: TraceStore
+    writer: Writer
     engine: Engine
     cost: StepCost
     pipeline: Pipeline
@@ -46,12 +49,13 @@ class Service:
         self.ready = False
         self._given_pair = pair
         self.database = Database(settings.records.url)
-        self.traces = TraceStore(self.database, settings.records.folder, settings.records.held_out_share)
-        self.writer = Writer(self.database, self.traces, settings.records)
         self._stopping = threading.Event()
         self._training = threading.Lock()
+        self._following = threading.Lock()  # a swap decided on an older reading must not land after a newer one
         self._watcher = threading.Thread(target=self._watch, name="release-watcher", daemon=True)
-        self._scheduler = Scheduler(settings.schedule, retrain=self._scheduled_retrain, calibrate=self._scheduled_calibrate)
+        self._scheduler = Scheduler(
+            settings.schedule, retrain=self._scheduled_retrain, calibrate=self._scheduled_calibrate
+        )
         self._failed_versions: set[int] = set()
 
     @property
@@ -67,6 +71,9 @@ class Service:
         progress("database")
         self.database.upgrade()
         fail_orphans(self.database)
+        records = self.settings.records
+        self.traces = TraceStore(self.database, records.folder, records.held_out_share)
+        self.writer = Writer(self.database, self.traces, records)
         progress("models")
         torch.set_num_threads(self.settings.model.threads or max(1, torch.get_num_threads() - 1))
         self.pair = self._given_pair or load_pair(self.settings.model)
@@ -93,7 +100,8 @@ class Service:
         if self._watcher.ident is not None:
             self._watcher.join()
         with self._training:  # a run that was cancelled writes its last row before the database closes
-            self.writer.close()
+            if hasattr(self, "writer"):
+                self.writer.close()
             self.database.close()
 
     def retrain(self, trigger: str = "person") -> int:
@@ -125,8 +133,14 @@ class Service:
             add_calibration(self.database, name, calibration.thresholds, calibration.report, version)
         self._follow_live()
         return [
-            {"domain": name, "release": version, "temperature": c.thresholds.temperature,
-             "stop_below": c.thresholds.stop_below, "max_chain_length": c.thresholds.max_chain_length, **c.report}
+            {
+                "domain": name,
+                "release": version,
+                "temperature": c.thresholds.temperature,
+                "stop_below": c.thresholds.stop_below,
+                "max_chain_length": c.thresholds.max_chain_length,
+                **c.report,
+            }
             for name, c in calibrations.items()
         ]
 
@@ -168,7 +182,10 @@ class Service:
 
     def _follow_live(self) -> None:
         """Swap in the live release when it is not the one that runs.  A bad one is refused and the old one goes on."""
-        version = live_version(self.database)
+        with self._following:
+            self._follow(live_version(self.database))
+
+    def _follow(self, version: int) -> None:
         if version == self.engine.release.version or version in self._failed_versions:
             return
         try:
@@ -185,8 +202,6 @@ class Service:
         self.writer.event("release_live", {"pause_seconds": pause}, release=release.version)
 
     def _deltas(self, release: Release) -> dict[str, torch.Tensor]:
-        from pathlib import Path
-
         return load_adapter_delta(Path(release.adapter), self.pair.draft) if release.adapter else {}
 
     def _measure_cost(self) -> StepCost:

@@ -200,7 +200,9 @@ class _Demo:
             live.result()
         run = finished[0]
         if run["state"] != "passed":
-            raise RunError(f"Run {run_id} ended as {run['state']}: {run.get('error') or run.get('report')}. See state/.")
+            raise RunError(
+                f"Run {run_id} ended as {run['state']}: {run.get('error') or run.get('report')}. See state/."
+            )
         deadline = time.monotonic() + 30
         while not self.timeline or run["release"] not in self.timeline[-1].releases:
             if time.monotonic() > deadline:
@@ -370,9 +372,7 @@ def _of(domain: str, answers: Sequence[Answer]) -> list[Answer]:
 
 
 def _scores(answers: Sequence[Answer]) -> list[TraceScore]:
-    return [
-        TraceScore(a.prompt.domain, a.prompt.id, _rate([a]), _rate([a]), a.acceptance_length) for a in answers
-    ]
+    return [TraceScore(a.prompt.domain, a.prompt.id, _rate([a]), _rate([a]), a.acceptance_length) for a in answers]
 
 
 def _rate(answers: Sequence[Answer]) -> float:
@@ -396,7 +396,17 @@ def _table(report: dict[str, Any]) -> None:
     from rich.table import Table
 
     table = Table(title=f"Held-out prompts, chains of {report['chain_length']}: release 0 against {report['release']}")
-    for heading in ("domain", "prompts", "tokens/step before", "after", "gain, 95 % interval", "tokens/s before", "after", "target alone", "chain chosen"):
+    for heading in (
+        "domain",
+        "prompts",
+        "tokens/step before",
+        "after",
+        "gain, 95 % interval",
+        "tokens/s before",
+        "after",
+        "target alone",
+        "chain chosen",
+    ):
         table.add_column(heading, justify="left" if heading == "domain" else "right")
     for row in report["domains"]:
         gain = row["acceptance_length_after"] - row["acceptance_length_before"]
@@ -413,7 +423,9 @@ def _table(report: dict[str, Any]) -> None:
             f"{row['chain_length_chosen']:.1f}",
         )
     Console(width=140).print(table)
-    slower = [r["domain"] for r in report["domains"] if r["tokens_per_second_after"] < r["tokens_per_second_target_alone"]]
+    slower = [
+        r["domain"] for r in report["domains"] if r["tokens_per_second_after"] < r["tokens_per_second_target_alone"]
+    ]
     if slower:
         print(
             f"Speculation does not pay on this machine for: {', '.join(slower)}. On a CPU a verification of several "
@@ -422,7 +434,9 @@ def _table(report: dict[str, Any]) -> None:
     if report["outputs_changed_by_release"]:
         print(f"WARNING: outputs changed for {report['outputs_changed_by_release']}; run adaptive-spec check-lossless.")
     else:
-        print("Every held-out answer is identical before and after the release: the draft decides speed, never content.")
+        print(
+            "Every held-out answer is identical before and after the release: the draft decides speed, never content."
+        )
 
 
 def _draw(report: dict[str, Any], path: Path) -> None:

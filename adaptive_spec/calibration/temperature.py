@@ -1,12 +1,11 @@
 """The per-domain temperature that makes draft confidence equal acceptance probability.
 
-``fit_temperature`` is called by ``calibrate``; ``calibrated_confidence`` by the decoder for each drafted token.
+``fit_temperature`` is called by ``calibrate``; the decoder applies it per token with ``drafting.policy``.
 Guo et al. 2017 divide all logits by the temperature.  Records keep the top probability only, so the draft is treated
 as choosing between two outcomes, its top token and the rest: logit(confidence) is divided.  With more than two outcomes
 that differs from true temperature scaling, but fit and decoder use the same function, so the fit is what is applied.
 """
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,16 +40,8 @@ class TemperatureFit:
     reason: str
 
 
-def calibrated_confidence(confidence: float, temperature: float) -> float:
-    """Return sigmoid(logit(confidence) / temperature): the probability that the target keeps the token."""
-    if temperature == 1:
-        return confidence
-    inner = min(max(confidence, _MARGIN), 1 - _MARGIN)
-    return 1 / (1 + math.exp(-math.log(inner / (1 - inner)) / temperature))
-
-
 def calibrated_confidences(confidence: NDArray[np.float64], temperature: float) -> NDArray[np.float64]:
-    """Apply ``calibrated_confidence`` to an array of any shape."""
+    """Apply ``drafting.policy.calibrated_confidence`` to an array of any shape."""
     if temperature == 1:
         return confidence
     return np.asarray(1 / (1 + np.exp(-_logit(confidence) / temperature)))

@@ -25,7 +25,6 @@ from adaptive_spec.settings import DecoderSettings
 from adaptive_spec.verification.distribution import processed_probs, sample
 from adaptive_spec.verification.exact import verify_greedy, verify_sampled
 
-
 _COST_CONTEXT_TOKENS = 160  # where costs are measured: a short prompt and some output
 
 
@@ -81,13 +80,15 @@ class Decoder:
             raise RequestError("The prompt is empty; send at least one token.")
         if len(request.prompt_ids) + params.max_tokens > limit:
             raise RequestError(
-                f"Prompt ({len(request.prompt_ids)} tokens) plus max_tokens ({params.max_tokens}) exceeds the context of "
-                f"{limit} tokens. Shorten one of them or raise decoder.max_context_tokens."
+                f"Prompt ({len(request.prompt_ids)} tokens) plus max_tokens ({params.max_tokens}) exceeds the context "
+                f"of {limit} tokens. Shorten one of them or raise decoder.max_context_tokens."
             )
         if not all(0 <= token < self.pair.vocab_size for token in request.prompt_ids):
             raise RequestError(f"Prompt token ids must lie in [0, {self.pair.vocab_size}).")
         if params.max_tokens < 1 or params.temperature < 0 or not 0 < params.top_p <= 1 or params.top_k < 0:
-            raise RequestError("Need max_tokens >= 1, temperature >= 0, 0 < top_p <= 1 and top_k >= 0; correct the request.")
+            raise RequestError(
+                "Need max_tokens >= 1, temperature >= 0, 0 < top_p <= 1 and top_k >= 0; correct the request."
+            )
         if params.chain_length is not None and not 0 <= params.chain_length <= self.settings.max_chain_length:
             raise RequestError(f"chain_length must lie in [0, {self.settings.max_chain_length}] or be left out.")
 

@@ -60,7 +60,9 @@ class Stream:
 class Engine:
     """One thread, one decoder, a bounded queue in front."""
 
-    def __init__(self, pair: ModelPair, settings: DecoderSettings, listeners: Listeners | None = None, seed: int = 0) -> None:
+    def __init__(
+        self, pair: ModelPair, settings: DecoderSettings, listeners: Listeners | None = None, seed: int = 0
+    ) -> None:
         self.pair = pair
         self.settings = settings
         self.decoder = Decoder(pair, settings, listeners or Listeners(), seed)
@@ -193,6 +195,8 @@ class Engine:
 
     def _refuse_rest(self) -> None:
         while self._waiting:
-            self._waiting.popleft().put(Delta("", [], "error", error="The service shut down before this request began."))
+            self._waiting.popleft().put(
+                Delta("", [], "error", error="The service shut down before this request began.")
+            )
         while self._jobs:
             self._do(*self._jobs.popleft())

@@ -97,9 +97,7 @@ class Slot:
         if self.first_token is None and kept:
             self.first_token = time.perf_counter()
         final = self.finish_reason is not None
-        self.emit(
-            Delta(self.text.take(final=final), kept, self.finish_reason, self.usage() if final else None)
-        )
+        self.emit(Delta(self.text.take(final=final), kept, self.finish_reason, self.usage() if final else None))
 
     def usage(self) -> Usage:
         return Usage(

@@ -14,6 +14,8 @@ _EDGE = 1e-6
 
 def calibrated_confidence(confidence: float, temperature: float) -> float:
     """Probability of acceptance read off the draft's top probability: sigmoid(logit(confidence) / temperature)."""
+    if temperature == 1:
+        return confidence
     clipped = min(max(confidence, _EDGE), 1 - _EDGE)
     return 1 / (1 + math.exp(-math.log(clipped / (1 - clipped)) / temperature))
 

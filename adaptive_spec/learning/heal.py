@@ -44,7 +44,7 @@ class HealSettings:
 class Corpus:
     """Self-written texts with the target's sparse distribution of every next token.
 
-    tokens, next_ids, next_log_probs, tail_mass: lists over texts of [length], [length, top_k], [length, top_k], [length].
+    Lists over texts: tokens [length], next_ids and next_log_probs [length, top_k], tail_mass [length].
     """
 
     tokens: list[Tensor]
@@ -90,7 +90,7 @@ def train(
 ) -> list[dict[str, float]]:
     """Distil ``corpus`` into the draft's own layers; embeddings and head stay the target's.
 
-    Every twentieth text is held out.  Returns one record per evaluation: step, held-out loss, greedy agreement, overlap.
+    Every twentieth text is held out.  Returns one record per evaluation: step, seconds, agreement, overlap, loss.
     """
     torch.manual_seed(settings.seed)
     trained = [p for name, p in draft.named_parameters() if not name.startswith(("model.embed_tokens", "lm_head"))]
@@ -145,9 +145,8 @@ def _conversations(
     end = tokenizer.eos_token_id
     prompts = torch.tensor([opening] * settings.rows, device=target.device)
     users = _generate(target, prompts, torch.ones_like(prompts), settings.user_tokens, 1.0, end)
-    users = [row[: row.index(end)] for row in users.tolist() if end in row]
-    users = [row for row in users if row]
-    questions = [[*opening, *row, *answer] for row in users]
+    turns: list[list[int]] = [row[: row.index(end)] for row in users.tolist() if end in row]
+    questions = [[*opening, *row, *answer] for row in turns if row]
     width = max(map(len, questions))
     padded = torch.tensor([[end] * (width - len(row)) + row for row in questions], device=target.device)
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in questions], device=target.device)

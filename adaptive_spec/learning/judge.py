@@ -91,9 +91,7 @@ def read_judgement(folder: Path) -> Judgement:
     )
 
 
-def _replay(
-    confidences: Sequence[float], agrees: Sequence[bool], chain_length: int
-) -> list[tuple[int, float, bool]]:
+def _replay(confidences: Sequence[float], agrees: Sequence[bool], chain_length: int) -> list[tuple[int, float, bool]]:
     """(position in chain, confidence, accepted) of every position a greedy decoder would have reached."""
     rows: list[tuple[int, float, bool]] = []
     at = 0

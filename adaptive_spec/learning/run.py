@@ -3,7 +3,8 @@
 ``python -m adaptive_spec.learning.run --run-id N --settings FILE.json --out FOLDER``
 
 Started by the pipeline, so that training can neither block nor kill the service.  It reads traces, writes the adapter,
-``distil.json`` and ``judgement.json`` into the folder, and tells its progress to the row of the run.  It judges and publishes nothing.
+``distil.json`` and ``judgement.json`` into the folder, and tells its progress to the row of the run.  It publishes
+nothing.
 """
 
 import argparse
@@ -89,8 +90,9 @@ def train(database: Database, settings: Settings, run_id: int, out: Path) -> Non
     out.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(str(out / ADAPTER_NAME), safe_serialization=True, save_embedding_layers=False)
     tell({"phase": "judge"}, now=True)
-    seen = replay_observations(model, held_out, settings.decoder.max_chain_length)
-    write_judgement(Judgement(before, score(model, held_out), seen), out)
+    candidate = model.get_base_model()  # the draft with the adapter's layers injected
+    seen = replay_observations(candidate, held_out, settings.decoder.max_chain_length)
+    write_judgement(Judgement(before, score(candidate, held_out), seen), out)
     described = {"distil": report.to_dict(), "provenance": _provenance(settings, traces, parent.version, dict(hashes))}
     (out / REPORT_NAME).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
     tell({"phase": "distilled", "held_out_agreement": report.agreement_after, "seconds_left": 0.0}, now=True)

@@ -71,18 +71,22 @@ def load_cut_draft(folder: Path, target: PreTrainedModel) -> PreTrainedModel:
         description = CutDraft(**json.loads((folder / "draft.json").read_text()))
         own = load_file(folder / "layers.safetensors")
     except (OSError, ValueError, TypeError, SafetensorError) as error:
-        raise ModelError(f"{folder} is not a readable draft ({error}). Cut it again: adaptive-spec models cut-draft.") from error
+        raise ModelError(
+            f"{folder} is not a readable draft ({error}). Cut it again: adaptive-spec models cut-draft."
+        ) from error
     shape = (target.config.vocab_size, target.config.hidden_size)
     if shape != (description.vocab_size, description.hidden_size):
         raise ModelError(
             f"The draft in {folder} was cut from {description.target} (vocabulary {description.vocab_size}, hidden "
-            f"{description.hidden_size}); this target has {shape[0]}, {shape[1]}. Use its own target or cut a new draft."
+            f"{description.hidden_size}); this target has {shape[0]}, {shape[1]}. Use its own target or cut another."
         )
     draft = _hollow_draft(target, len(description.layers))
     missing, unexpected = draft.load_state_dict(own, strict=False)
     missing = [name for name in missing if not name.startswith(_SHARED)]
     if missing or unexpected:
-        raise ModelError(f"The draft in {folder} lacks {missing[:3]} or has foreign tensors {unexpected[:3]}. Cut it again.")
+        raise ModelError(
+            f"The draft in {folder} lacks {missing[:3]} or has foreign tensors {unexpected[:3]}. Cut it again."
+        )
     return draft
 
 

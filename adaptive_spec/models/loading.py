@@ -122,7 +122,9 @@ def _load(folder: Path, settings: ModelSettings) -> PreTrainedModel:
             str(folder), dtype=getattr(torch, settings.dtype), attn_implementation="sdpa"
         )
     except (OSError, ValueError) as error:
-        raise ModelError(f"{folder} does not load as a model: {error}. Give a hub id, a folder or a GGUF file.") from error
+        raise ModelError(
+            f"{folder} does not load as a model: {error}. Give a hub id, a folder or a GGUF file."
+        ) from error
     moved: PreTrainedModel = model.to(settings.device).eval()
     return moved
 
@@ -131,7 +133,9 @@ def _tokenizer(folder: Path) -> Any:
     try:
         return AutoTokenizer.from_pretrained(str(folder))
     except (OSError, ValueError) as error:
-        raise ModelError(f"{folder} has no readable tokenizer: {error}. Put tokenizer.json beside the model.") from error
+        raise ModelError(
+            f"{folder} has no readable tokenizer: {error}. Put tokenizer.json beside the model."
+        ) from error
 
 
 def _check_tokenizers(target: Any, draft: Any, settings: ModelSettings) -> None:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Row, Select, case, distinct, func, select
+from sqlalchemy import Executable, Row, case, distinct, func, select
 
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.tables import RequestRow, StepRow
@@ -81,8 +81,8 @@ def domain_statistics(
         sums: dict[str, _Sums] = defaultdict(_Sums)
         for row in session.execute(_step_sums(steps)):
             sums[row.domain].add(row)
-        num_requests = {name: number for name, number in session.execute(_request_counts(steps))}
-        speeds = {name: speed for name, speed in session.execute(_speeds(domain, release, since, policy))}
+        num_requests = {row[0]: int(row[1]) for row in session.execute(_request_counts(steps))}
+        speeds = {row[0]: float(row[1]) for row in session.execute(_speeds(domain, release, since, policy))}
     return [_statistics(name, sums[name], num_requests[name], speeds.get(name)) for name in sorted(sums)]
 
 
@@ -124,7 +124,7 @@ def _steps(domain: str | None, release: int | None, since: datetime | None, poli
     return conditions
 
 
-def _step_sums(conditions: list[Any]) -> Select[Any]:
+def _step_sums(conditions: list[Any]) -> Executable:
     outcome = (StepRow.domain, StepRow.num_reached, StepRow.num_reached_accepted)
     return (
         select(
@@ -141,13 +141,11 @@ def _step_sums(conditions: list[Any]) -> Select[Any]:
     )
 
 
-def _request_counts(conditions: list[Any]) -> Select[tuple[str, int]]:
+def _request_counts(conditions: list[Any]) -> Executable:
     return select(StepRow.domain, func.count(distinct(StepRow.request_id))).where(*conditions).group_by(StepRow.domain)
 
 
-def _speeds(
-    domain: str | None, release: int | None, since: datetime | None, policy: str | None
-) -> Select[tuple[str, float]]:
+def _speeds(domain: str | None, release: int | None, since: datetime | None, policy: str | None) -> Executable:
     speed = func.sum(RequestRow.completion_tokens) * 1.0 / func.sum(RequestRow.decode_seconds)
     query = select(RequestRow.domain, speed).where(RequestRow.decode_seconds > 0).group_by(RequestRow.domain)
     if domain is not None:
@@ -174,5 +172,5 @@ def _statistics(domain: str, sums: _Sums, num_requests: int, speed: float | None
         mean_acceptance_length=1 + accepted / max(1, sums.totals["num_spec_steps"]),
         acceptance_per_position=tuple(sums.accepted[i] / sums.reached[i] for i in sorted(sums.reached)),
         expected_acceptance=sums.overlap_sum / max(1, sums.reached.total()),
-        tokens_per_second=float(speed or 0.0),
+        tokens_per_second=speed or 0.0,
     )

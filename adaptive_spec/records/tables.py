@@ -7,7 +7,7 @@ statistics are a GROUP BY over two integers instead of a table with a row per to
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy
 from sqlalchemy import JSON, BigInteger, Dialect, Index, Integer, LargeBinary, MetaData, String, text
@@ -65,7 +65,7 @@ class Base(DeclarativeBase):
     """Carries the metadata that the migrations are compared with."""
 
     metadata = MetaData(naming_convention=NAMING)
-    type_annotation_map = {datetime: UtcDateTime(), dict[str, Any]: Json, list[int]: Json, list[float]: Json}
+    type_annotation_map: ClassVar = {datetime: UtcDateTime(), dict[str, Any]: Json, list[int]: Json, list[float]: Json}
 
 
 class RequestRow(Base):

@@ -25,7 +25,7 @@ class _Body(BaseModel):
 class RetrainBody(_Body):
     """Why the run is asked for."""
 
-    trigger: str = Field(default="manual", min_length=1, max_length=64)
+    trigger: str = Field(default="person", min_length=1, max_length=64)
 
 
 class CalibrateBody(_Body):

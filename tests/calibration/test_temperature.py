@@ -5,11 +5,11 @@ import pytest
 from numpy.typing import NDArray
 
 from adaptive_spec.calibration.temperature import (
-    calibrated_confidence,
     calibrated_confidences,
     expected_calibration_error,
     fit_temperature,
 )
+from adaptive_spec.drafting.policy import calibrated_confidence
 from adaptive_spec.settings import CalibrationSettings
 
 SETTINGS = CalibrationSettings()

@@ -56,7 +56,9 @@ def greedy_of_target(pair: ModelPair, prompt: tuple[int, ...], max_tokens: int) 
 
 
 @pytest.mark.parametrize("chain_length", [0, 1, 4, None])
-def test_greedy_equals_the_target_alone_in_a_ragged_batch(engine: Engine, pair: ModelPair, chain_length: int | None) -> None:
+def test_greedy_equals_the_target_alone_in_a_ragged_batch(
+    engine: Engine, pair: ModelPair, chain_length: int | None
+) -> None:
     params = SamplingParams(max_tokens=25, chain_length=chain_length)
     streams = [engine.submit(Request(str(i), p, params)) for i, p in enumerate(prompts(8))]
     for prompt, stream in zip(prompts(8), streams, strict=True):
@@ -99,8 +101,12 @@ def test_a_swap_in_mid_request_changes_no_token(engine: Engine, pair: ModelPair)
     usage = delta.usage
     assert usage is not None and len(usage.releases) > 1
     reference = pair.target.generate(
-        torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-        max_new_tokens=90, min_new_tokens=90, do_sample=False, eos_token_id=None,
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        max_new_tokens=90,
+        min_new_tokens=90,
+        do_sample=False,
+        eos_token_id=None,
     )
     assert tokens == reference[0, len(prompt) :].tolist()
 
@@ -121,7 +127,11 @@ def test_the_draft_recovers_after_a_swap(engine: Engine, heard: Heard) -> None:
 def test_a_bad_update_leaves_the_live_weights_alone(engine: Engine, pair: ModelPair) -> None:
     before = {name: p.clone() for name, p in pair.draft.named_parameters()}
     name = next(n for n in before if "q_proj" in n)
-    for delta in ({name: torch.zeros(3, 3)}, {"nowhere": torch.zeros(1)}, {name: torch.full_like(before[name], torch.nan)}):
+    for delta in (
+        {name: torch.zeros(3, 3)},
+        {"nowhere": torch.zeros(1)},
+        {name: torch.full_like(before[name], torch.nan)},
+    ):
         with pytest.raises(ReleaseError):
             engine.swap(Release(version=9), delta).result()
     assert engine.release.version == 0
@@ -145,10 +155,14 @@ def test_length_zero_is_obeyed_and_still_explored(pair: ModelPair, heard: Heard)
 @pytest.mark.parametrize("stop_below", [0.0, 0.6])
 def test_sampled_output_has_the_targets_distribution(pair: ModelPair, explore_share: float, stop_below: float) -> None:
     """Chi-square of the second token over many seeds, for several length policies and mixed batches."""
-    settings = DecoderSettings(slots=16, max_context_tokens=64, max_chain_length=3, explore_share=explore_share, queue_limit=4000)
+    settings = DecoderSettings(
+        slots=16, max_context_tokens=64, max_chain_length=3, explore_share=explore_share, queue_limit=4000
+    )
     engine = Engine(pair, settings)
     engine.start()
-    engine.swap(Release(version=1, thresholds={"*": Thresholds(stop_below=stop_below, max_chain_length=3)}), {}).result()
+    engine.swap(
+        Release(version=1, thresholds={"*": Thresholds(stop_below=stop_below, max_chain_length=3)}), {}
+    ).result()
     prompt, runs = (10, 20, 30), 1500
     params = [SamplingParams(max_tokens=3, temperature=0.8, top_k=5, seed=s, ignore_eos=True) for s in range(runs)]
     streams = [engine.submit(Request(str(s), prompt, p)) for s, p in enumerate(params)]

@@ -107,7 +107,7 @@ def test_a_row_that_the_database_refuses_does_not_take_others_along(
 ) -> None:
     writer = make_writer(database, flush_seconds=0.2)
     writer.on_step(make_step("good", 0))
-    writer.on_step(make_step("bad", 2**70))
+    writer.on_step(make_step("bad", chain_length=2**70))
     writer.on_step(make_step("good", 1))
     assert writer.flush(5)
     assert (writer.num_written, writer.num_dropped) == (2, 1)

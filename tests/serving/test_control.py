@@ -46,7 +46,7 @@ def test_retrain_starts_one_run_at_a_time(client: TestClient) -> None:
     assert answer.status_code == 202
     run_id = answer.json()["run_id"]
     run = client.get(answer.headers["Location"]).json()
-    assert (run["id"], run["trigger"], run["state"]) == (run_id, "manual", "queued")
+    assert (run["id"], run["trigger"], run["state"]) == (run_id, "person", "queued")
     assert [run["id"] for run in client.get("/api/runs").json()["runs"]] == [run_id]
     assert client.post("/api/retrain", json={"trigger": "again"}).status_code == 409
 

@@ -1,0 +1,123 @@
+"""The whole loop on tiny real models: serve, record, retrain in a child process, gate, publish, hot-reload."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from adaptive_spec.core import Request, SamplingParams
+from adaptive_spec.records.events import list_events
+from adaptive_spec.records.runs import get_run
+from adaptive_spec.records.statistics import domain_statistics
+from adaptive_spec.service import Service
+from adaptive_spec.settings import Settings, load_settings
+from tests.conftest import byte_tokenizer, tiny_model
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """Models on disk, as the child process needs them; the draft is an untrained model of the same family."""
+    target, draft = tiny_model(0), tiny_model(7, layers=1)
+    for name, model in (("target", target), ("draft", draft)):
+        model.save_pretrained(tmp_path / name)
+        byte_tokenizer().save_pretrained(tmp_path / name)
+    return load_settings(
+        {
+            "model": {"target": str(tmp_path / "target"), "draft": str(tmp_path / "draft"), "threads": 1},
+            "decoder": {"max_context_tokens": 96, "max_chain_length": 3, "slots": 4},
+            "records": {"url": f"sqlite:///{tmp_path / 'r.db'}", "folder": tmp_path / "traces", "flush_seconds": 0.05},
+            "releases": {"folder": tmp_path / "releases", "poll_seconds": 0.1},
+            "learning": {"min_traces": 10, "rank": 8, "max_epochs": 6, "learning_rate": 1e-2, "nice": 0},
+            "schedule": {"retrain_hours": 0, "calibrate_hours": 0},
+        }
+    )
+
+
+@pytest.fixture
+def service(settings: Settings) -> Iterator[Service]:
+    service = Service(settings)
+    service.start()
+    yield service
+    service.stop()
+
+
+def serve(service: Service, count: int, domain: str, chain_length: int | None = 3) -> list[list[int]]:
+    params = SamplingParams(max_tokens=24, ignore_eos=True, chain_length=chain_length)
+    streams = [
+        service.engine.submit(Request(f"{domain}-{time.time_ns()}-{i}", (i % 200, 7, 9), params, domain=domain))
+        for i in range(count)
+    ]
+    return [stream.collect()[1] for stream in streams]
+
+
+def wait(service: Service, run_id: int) -> str:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        state = get_run(service.database, run_id).state
+        if state not in ("queued", "running"):
+            return state
+        time.sleep(0.1)
+    raise AssertionError(f"run {run_id} did not end")
+
+
+def test_the_loop_closes(service: Service) -> None:
+    before = serve(service, 40, "a")
+    assert service.writer.flush(10)
+    (stats,) = domain_statistics(service.database, domain="a")
+    assert stats.num_requests == 40
+    assert stats.num_emitted_tokens == 40 * 24
+
+    run_id = service.retrain("person")
+    during = serve(service, 20, "a")
+    assert during == before[:20]
+    state = wait(service, run_id)
+    run = get_run(service.database, run_id)
+    assert state == "passed", (run.error, run.report)
+    deadline = time.monotonic() + 10
+    while service.engine.release.version != run.release and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert service.engine.release.version == run.release
+
+    assert serve(service, 40, "a") == before
+    service.writer.flush(10)
+    (old,) = domain_statistics(service.database, domain="a", release=0)
+    (new,) = domain_statistics(service.database, domain="a", release=run.release)
+    assert new.mean_acceptance_length > old.mean_acceptance_length
+
+    assert service.rollback(0, "test") == 0
+    assert service.engine.release.version == 0
+    assert serve(service, 5, "a") == before[:5]
+    kinds = [event.kind for event in list_events(service.database, limit=50)]
+    assert "release_live" in kinds and "rollback" in kinds
+
+
+def test_calibration_publishes_thresholds(service: Service) -> None:
+    serve(service, 40, "a", chain_length=None)
+    reports = service.calibrate()
+    assert {report["domain"] for report in reports} >= {"a", "*"}
+    assert service.engine.release.version > 0
+    assert "a" in service.engine.release.thresholds
+
+
+def test_a_damaged_release_is_refused_while_requests_run(service: Service, settings: Settings) -> None:
+    before = serve(service, 40, "a")
+    run_id = service.retrain("person")
+    assert wait(service, run_id) == "passed"
+    version = get_run(service.database, run_id).release
+    assert version is not None
+    service.rollback(0, "test")
+    weights = settings.releases.folder / f"release-{version:06d}" / "adapter" / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    service.rollback(version, "try the damaged one")
+    assert serve(service, 5, "a") == before[:5]
+    assert service.engine.release.version == 0
+    service.writer.flush(10)
+    assert any(event.kind == "release_refused" for event in list_events(service.database, limit=50))
+
+
+def test_too_little_data_fails_the_run_with_advice(service: Service) -> None:
+    serve(service, 2, "a")
+    run_id = service.retrain("person")
+    assert wait(service, run_id) == "failed"
+    assert "min_traces" in (get_run(service.database, run_id).error or "")
