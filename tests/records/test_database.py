@@ -41,7 +41,9 @@ def test_check_names_the_command_when_tables_are_missing(empty_database: Databas
         empty_database.check()
 
 
-def test_unknown_revision_is_refused(database: Database) -> None:
+def test_unknown_revision_is_refused(empty_database: Database) -> None:
+    database = empty_database
+    database.upgrade()
     with database.session_scope() as session:
         session.execute(text("UPDATE alembic_version SET version_num = 'from_tomorrow'"))
     with pytest.raises(RecordsError, match="from_tomorrow"):

@@ -1,0 +1,111 @@
+"""Exact verification against worked examples, a plain-loop reference, and by distribution."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from adaptive_spec.verification.distribution import processed_probs, sample
+from adaptive_spec.verification.exact import verify_greedy, verify_sampled
+
+VOCAB = 5
+
+
+def random_probs(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, VOCAB, generator=torch.Generator().manual_seed(seed)).mul(1.5).softmax(-1)
+
+
+def run_chains(target: torch.Tensor, draft: torch.Tensor, verified: torch.Tensor, runs: int) -> torch.Tensor:
+    """First emitted token of ``runs`` steps: the chain is drawn from ``draft`` and verified as if from ``verified``."""
+    generator = torch.Generator().manual_seed(7)
+    chain_length = draft.shape[0]
+    chain = sample(draft.expand(runs, -1, -1), torch.rand(runs, chain_length, generator=generator))
+    num_accepted, next_tokens = verify_sampled(
+        target.expand(runs, -1, -1),
+        verified.expand(runs, -1, -1),
+        chain,
+        torch.full((runs,), chain_length),
+        torch.rand(runs, chain_length, generator=generator),
+        torch.rand(runs, generator=generator),
+    )
+    return torch.where(num_accepted > 0, chain[:, 0], next_tokens)
+
+
+def p_value(tokens: torch.Tensor, probs: torch.Tensor) -> float:
+    counts = torch.bincount(tokens, minlength=VOCAB).double()
+    return float(chisquare(counts.numpy(), (probs.double() * len(tokens)).numpy(), sum_check=False).pvalue)
+
+
+def test_the_first_token_has_the_targets_distribution_over_twenty_seeds() -> None:
+    for seed in range(20):
+        target, draft = random_probs(seed, 3), random_probs(seed + 100, 2)
+        assert p_value(run_chains(target, draft, draft, 20_000), target[0]) > 1e-4
+
+
+def test_a_draft_drawn_at_another_temperature_than_verified_is_caught() -> None:
+    target, draft = random_probs(3, 3), random_probs(103, 2)
+    hotter = (draft.log() / 1.5).softmax(-1)
+    assert p_value(run_chains(target, hotter, draft, 20_000), target[0]) < 1e-6
+
+
+def test_greedy_keeps_the_longest_matching_prefix() -> None:
+    target = torch.tensor([[1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 3, 4], [9, 9, 9, 9]])
+    chain = torch.tensor([[1, 2, 3], [1, 0, 3], [1, 2, 3], [0, 0, 0]])
+    accepted, following = verify_greedy(target, chain, torch.tensor([3, 3, 1, 0]))
+    assert accepted.tolist() == [3, 1, 1, 0]
+    assert following.tolist() == [4, 2, 2, 9]
+
+
+def test_rejection_by_hand() -> None:
+    """target .2/.8, draft .6/.4: token 0 is kept with probability 1/3; the residual is all token 1."""
+    target = torch.tensor([[[0.2, 0.8], [0.5, 0.5]]])
+    draft = torch.tensor([[[0.6, 0.4]]])
+    for uniform, accepted, following in ((0.3, 1, 0), (0.34, 0, 1)):
+        found = verify_sampled(
+            target, draft, torch.tensor([[0]]), torch.tensor([1]), torch.tensor([[uniform]]), torch.tensor([0.1])
+        )
+        assert [part.tolist() for part in found] == [[accepted], [following]]
+
+
+def test_a_zero_length_chain_draws_from_the_target() -> None:
+    target = torch.tensor([[[0.0, 1.0, 0.0]]])
+    accepted, following = verify_sampled(
+        target, torch.zeros(1, 0, 3), torch.zeros(1, 0, dtype=torch.long), torch.tensor([0]), torch.zeros(1, 0),
+        torch.tensor([0.5]),
+    )  # fmt: skip
+    assert (accepted.tolist(), following.tolist()) == ([0], [1])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.floats(-8, 8), min_size=2, max_size=12),
+    st.floats(0.1, 3),
+    st.integers(0, 12),
+    st.floats(0.05, 1),
+)
+def test_processing_matches_a_plain_loop(logits: list[float], temperature: float, top_k: int, top_p: float) -> None:
+    row = torch.tensor(logits)
+    ours = processed_probs(
+        row.view(1, 1, -1), torch.tensor([temperature]), torch.tensor([top_k]), torch.tensor([top_p])
+    )[0, 0]
+    probs = (row / temperature).softmax(-1).tolist()
+    order = sorted(range(len(probs)), key=lambda i: -probs[i])
+    kept = order[:top_k] if top_k else order
+    total, mass, chosen = sum(probs[i] for i in kept), 0.0, []
+    for index in kept:
+        if top_p < 1 and mass / total >= top_p - 1e-6:
+            break
+        chosen.append(index)
+        mass += probs[index]
+    if abs(mass / total - top_p) > 1e-4:  # away from a rounding edge of the nucleus
+        wanted = torch.tensor([probs[i] / mass if i in chosen else 0.0 for i in range(len(probs))])
+        assert torch.allclose(ours, wanted, atol=1e-5)
+    assert abs(float(ours.sum()) - 1) < 1e-5
+
+
+def test_greedy_processing_is_one_hot_and_sampling_never_draws_the_impossible() -> None:
+    probs = processed_probs(
+        torch.tensor([[[0.1, 3.0, -float("inf")]]]), torch.tensor([0.0]), torch.tensor([0]), torch.tensor([1.0])
+    )
+    assert probs.tolist() == [[[0.0, 1.0, 0.0]]]
+    assert sample(torch.tensor([[0.0, 1.0, 0.0]] * 2), torch.tensor([0.0, 0.9999999])).tolist() == [1, 1]
