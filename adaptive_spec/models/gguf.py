@@ -100,7 +100,7 @@ def _tensors(reader: Any, meta: dict[str, Any]) -> dict[str, torch.Tensor]:
     result: dict[str, torch.Tensor] = {}
     for tensor in reader.tensors:
         name = _transformers_name(tensor.name)
-        weight = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type)).float()
+        weight = torch.tensor(dequantize(tensor.data, tensor.tensor_type), dtype=torch.float32)
         if name.endswith("q_proj.weight"):
             weight = _unpermute(weight, heads)
         elif name.endswith("k_proj.weight"):
