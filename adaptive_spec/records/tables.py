@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 import numpy
-from sqlalchemy import JSON, BigInteger, Dialect, Double, Index, Integer, LargeBinary, MetaData, String, text
+from sqlalchemy import JSON, BigInteger, Dialect, Index, Integer, LargeBinary, MetaData, String, text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import DateTime, TypeDecorator
