@@ -17,9 +17,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from adaptive_spec.errors import ModelError
 from adaptive_spec.learning.losses import bucketed_log_probs, distillation_loss, overlap, with_tail
 
 Progress = Callable[[dict[str, Any]], None]
+_MOST_FRUITLESS = 20  # batches without a usable text before giving up
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +61,27 @@ class Corpus:
 
 @torch.inference_mode()
 def write_corpus(target: PreTrainedModel, tokenizer: Any, settings: HealSettings, progress: Progress) -> Corpus:
-    """Let the target write conversations until ``num_tokens`` are kept."""
+    """Let the target write conversations until ``num_tokens`` are kept.
+
+    Raises:
+        ModelError: the target writes nothing that can be kept.
+    """
     torch.manual_seed(settings.seed)
     corpus = Corpus([], [], [], [])
     opening, answer = _template_parts(tokenizer)
     excluded = [re.compile(pattern, re.IGNORECASE) for pattern in settings.exclude]
-    started, dropped, batch = time.monotonic(), 0, 0
+    started, dropped, batch, fruitless = time.monotonic(), 0, 0, 0
     while corpus.num_tokens < settings.num_tokens:
         temperature = settings.temperatures[batch % len(settings.temperatures)]
         texts = _conversations(target, tokenizer, opening, answer, temperature, settings)
         kept = [row for row in texts if not _unwanted(tokenizer.decode(row), excluded)]
         dropped += len(texts) - len(kept)
+        fruitless = 0 if kept else fruitless + 1
+        if fruitless == _MOST_FRUITLESS:
+            raise ModelError(
+                f"The target wrote {fruitless} batches without one usable conversation ({dropped} excluded). "
+                "Raise user_tokens or relax the exclude patterns."
+            )
         _append_targets(target, kept, corpus, settings)
         batch += 1
         progress(
@@ -104,8 +116,8 @@ def train(
     )
     held_out = list(range(0, len(corpus.tokens), 20))
     batches = _batches(corpus, [i for i in range(len(corpus.tokens)) if i % 20], settings)
-    history: list[dict[str, float]] = []
     started = time.monotonic()
+    history: list[dict[str, float]] = [{"step": 0, "seconds": 0.0, **_evaluate(draft, corpus, held_out)}]
     for step in range(1, settings.steps + 1):
         draft.train()
         _backward(draft, corpus, next(batches), settings.loss)
@@ -147,6 +159,8 @@ def _conversations(
     users = _generate(target, prompts, torch.ones_like(prompts), settings.user_tokens, 1.0, end)
     turns: list[list[int]] = [row[: row.index(end)] for row in users.tolist() if end in row]
     questions = [[*opening, *row, *answer] for row in turns if row]
+    if not questions:
+        return []
     width = max(map(len, questions))
     padded = torch.tensor([[end] * (width - len(row)) + row for row in questions], device=target.device)
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in questions], device=target.device)

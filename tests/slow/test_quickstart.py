@@ -1,0 +1,68 @@
+"""The promises on the real quickstart models.  Minutes, not seconds: ``make test-slow``."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from adaptive_spec.bench.corpora import DOMAINS, prompts
+from adaptive_spec.bench.lossless import check_lossless, encode, greedy_reference
+from adaptive_spec.core import Release, Request, SamplingParams
+from adaptive_spec.decoding.engine import Engine
+from adaptive_spec.models.loading import ModelPair, load_pair
+from adaptive_spec.settings import DecoderSettings, ModelSettings
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(5400)]
+
+
+@pytest.fixture(scope="module")
+def real_pair() -> ModelPair:
+    return load_pair(ModelSettings())
+
+
+@pytest.fixture
+def engine(real_pair: ModelPair) -> Iterator[Engine]:
+    engine = Engine(real_pair, DecoderSettings(max_context_tokens=512, max_chain_length=4))
+    engine.start()
+    yield engine
+    engine.swap(Release(), {}).result()
+    engine.stop()
+
+
+def test_two_hundred_prompts_are_token_exact_and_sampling_passes(real_pair: ModelPair) -> None:
+    report = check_lossless(real_pair, num_prompts=200, seed=0)
+    assert report.passed, report.to_dict()
+    assert report.num_identical >= 199
+
+
+def test_a_swap_in_mid_generation_changes_nothing(real_pair: ModelPair, engine: Engine) -> None:
+    names = [name for name, _ in real_pair.draft.named_parameters() if "q_proj" in name]
+    parameters = dict(real_pair.draft.named_parameters())
+    for number, domain in enumerate(DOMAINS):
+        prompt = encode(real_pair, prompts(domain)[number].text)
+        stream = engine.submit(Request(domain, prompt, SamplingParams(max_tokens=48, chain_length=4)))
+        tokens: list[int] = []
+        for index, delta in enumerate(stream.events()):
+            tokens += delta.token_ids
+            generator = torch.Generator().manual_seed(index)
+            noise = {n: torch.randn(parameters[n].shape, generator=generator) * 0.02 for n in names}
+            engine.swap(Release(version=index + 1), noise)
+        assert tokens == greedy_reference(real_pair, prompt, 48)
+
+
+def test_the_bundled_draft_predicts_the_target(real_pair: ModelPair, engine: Engine) -> None:
+    params = SamplingParams(max_tokens=64, chain_length=4)
+    question = encode(real_pair, "Tell me about the history of tea and how it is grown.")
+    usage = engine.submit(Request("tea", question, params)).collect()[2].usage
+    assert usage is not None and usage.num_accepted_draft_tokens / usage.num_draft_tokens > 0.1
+
+
+def test_the_bundled_draft_is_the_one_whose_checksum_is_recorded() -> None:
+    import adaptive_spec.models.loading as loading
+
+    folder = Path(loading.__file__).parent / "drafts" / "smollm2-135m"
+    recorded = json.loads((folder / "checksum.json").read_text())["layers.safetensors"]
+    assert hashlib.sha256((folder / "layers.safetensors").read_bytes()).hexdigest() == recorded
