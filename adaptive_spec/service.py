@@ -146,7 +146,8 @@ class Service:
 
     def rollback(self, to: int | None, reason: str) -> int:
         """Put an earlier release live again, here and now; return its version."""
-        version = rollback(self.database, to, reason)
+        root = self.settings.releases.folder
+        version = rollback(self.database, root, to, reason, draft=self.pair.draft, hashes=self.pair.hashes)
         self.writer.event("rollback", {"to": version, "reason": reason}, release=version)
         self._failed_versions.discard(version)
         self._follow_live()

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from adaptive_spec.core import Request, SamplingParams
+from adaptive_spec.errors import ReleaseError
 from adaptive_spec.records.events import list_events
+from adaptive_spec.records.releases import set_live
 from adaptive_spec.records.runs import get_run
 from adaptive_spec.records.statistics import domain_statistics
 from adaptive_spec.service import Service
@@ -109,11 +111,20 @@ def test_a_damaged_release_is_refused_while_requests_run(service: Service, setti
     service.rollback(0, "test")
     weights = settings.releases.folder / f"release-{version:06d}" / "adapter" / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    service.rollback(version, "try the damaged one")
+    with pytest.raises(ReleaseError):
+        service.rollback(version, "try the damaged one")
+    set_live(service.database, version, "pointed to by another process that did not look")
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and not _refused(service):
+        time.sleep(0.1)
     assert serve(service, 5, "a") == before[:5]
     assert service.engine.release.version == 0
+    assert _refused(service)
+
+
+def _refused(service: Service) -> bool:
     service.writer.flush(10)
-    assert any(event.kind == "release_refused" for event in list_events(service.database, limit=50))
+    return any(event.kind == "release_refused" for event in list_events(service.database, limit=50))
 
 
 def test_too_little_data_fails_the_run_with_advice(service: Service) -> None:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 import numpy
-from sqlalchemy import JSON, BigInteger, Dialect, Index, Integer, LargeBinary, MetaData, String, text
+from sqlalchemy import JSON, BigInteger, Dialect, Double, Index, Integer, LargeBinary, MetaData, String, text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import DateTime, TypeDecorator
@@ -65,7 +65,13 @@ class Base(DeclarativeBase):
     """Carries the metadata that the migrations are compared with."""
 
     metadata = MetaData(naming_convention=NAMING)
-    type_annotation_map: ClassVar = {datetime: UtcDateTime(), dict[str, Any]: Json, list[int]: Json, list[float]: Json}
+    type_annotation_map: ClassVar = {
+        float: Double(),
+        datetime: UtcDateTime(),
+        dict[str, Any]: Json,
+        list[int]: Json,
+        list[float]: Json,
+    }
 
 
 class RequestRow(Base):

@@ -5,7 +5,6 @@ away the batch is retried and the queue fills; once full, new rows are dropped a
 the decoder.
 """
 
-import hashlib
 import logging
 import threading
 import time
@@ -38,7 +37,7 @@ class Writer:
     Args:
         database: at the newest revision.
         traces: where traces go; unfinished shards of an earlier life are discarded at start.
-        settings: sizes, times, and the share of requests whose trace is kept.
+        settings: whether to record, how much may wait, and how often to write.
     """
 
     def __init__(self, database: Database, traces: TraceStore, settings: RecordSettings) -> None:
@@ -73,8 +72,8 @@ class Writer:
             self._put(request)
 
     def on_trace(self, trace: Trace) -> None:
-        """Queue a trace, if its request falls into ``trace_share``."""
-        if self._settings.enabled and _share_of(trace.request_id) < self._settings.trace_share:
+        """Queue a trace.  The decoder has already chosen which requests keep one."""
+        if self._settings.enabled:
             self._put(trace)
 
     def event(self, kind: str, detail: dict[str, Any], domain: str | None = None, release: int | None = None) -> None:
@@ -229,8 +228,3 @@ def _request_row(request: FinishedRequest) -> dict[str, Any]:
         "decode_seconds": float(request.decode_seconds),
         "policy": request.policy,
     }
-
-
-def _share_of(request_id: str) -> float:
-    """Return a number in [0, 1) that is the same for a request wherever it is asked."""
-    return int.from_bytes(hashlib.sha256(request_id.encode()).digest()[:8], "little") / 2**64

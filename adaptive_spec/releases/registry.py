@@ -42,14 +42,22 @@ def refuse(database: Database, version: int, parent: int | None, report: dict[st
     add_release(database, version, None, parent, report, "refused")
 
 
-def rollback(database: Database, to: int | None, reason: str) -> int:
-    """Make an earlier release live again and return its version.
+def rollback(
+    database: Database,
+    root: Path,
+    to: int | None,
+    reason: str,
+    *,
+    draft: PreTrainedModel | None = None,
+    hashes: Mapping[str, str] | None = None,
+) -> int:
+    """Make an earlier release live again, its bundle checked whole first, and return its version.
 
     Args:
         to: the version; None means the live release's parent.  0, the untouched draft, always exists.
 
     Raises:
-        ReleaseError: nothing to roll back, an unknown version, or one that never was live.
+        ReleaseError: nothing to roll back, an unknown version, or a bundle that is not sound; the live one stays.
     """
     live = live_version(database)
     if live == 0 and to is None:
@@ -59,7 +67,7 @@ def rollback(database: Database, to: int | None, reason: str) -> int:
     if version == live:
         raise ReleaseError(f"Release {version} is live already. Name another version (adaptive-spec releases).")
     if version != 0:
-        _servable(records, version)
+        _sound(_servable(records, version), root, draft, hashes)
     set_live(database, version, reason)
     return version
 
@@ -80,13 +88,19 @@ def live_release(
     if version == 0:
         return Release()
     record = _servable({record.version: record for record in list_releases(database)}, version)
+    return _sound(record, root, draft, hashes)
+
+
+def _sound(
+    record: ReleaseRecord, root: Path, draft: PreTrainedModel | None, hashes: Mapping[str, str] | None
+) -> Release:
     folder = root / str(record.folder)
     if folder.resolve().parent != root.resolve():
-        raise ReleaseError(f"Release {version} lies outside {root}. Move it there or set releases.folder.")
+        raise ReleaseError(f"Release {record.version} lies outside {root}. Move it there or set releases.folder.")
     release = read_bundle(folder, draft=draft, hashes=hashes)
-    if release.version != version:
+    if release.version != record.version:
         raise ReleaseError(
-            f"{folder} holds release {release.version}, not {version}. Roll back (adaptive-spec rollback)."
+            f"{folder} holds release {release.version}, not {record.version}. Roll back (adaptive-spec rollback)."
         )
     return release
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import byte_tokenizer, tiny_model
 
 from adaptive_spec.errors import ModelError
 from adaptive_spec.learning.heal import HealSettings, load_corpus, save_corpus, train, write_corpus
 from adaptive_spec.models.draft import cut_draft
+from tests.conftest import byte_tokenizer, tiny_model
 
 SETTINGS = HealSettings(
     num_tokens=1500, steps=60, rows=24, user_tokens=60, answer_tokens=24, batch_tokens=256, top_k=32, learning_rate=3e-3

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.conftest import tiny_model
 
 from adaptive_spec.errors import ModelError
 from adaptive_spec.models.draft import CutDraft, cut_draft, load_cut_draft, save_draft
+from tests.conftest import tiny_model
 
 
 def saved(folder: Path) -> torch.nn.Module:

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-from tests.conftest import byte_tokenizer, tiny_model
 
 from adaptive_spec.errors import ModelError
 from adaptive_spec.models.gguf import convert_gguf
 from adaptive_spec.models.loading import load_pair, weights_hash
 from adaptive_spec.settings import ModelSettings
+from tests.conftest import byte_tokenizer, tiny_model
 
 
 def save(folder: Path, seed: int, vocab: int = 258) -> str:

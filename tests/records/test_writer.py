@@ -152,14 +152,6 @@ def test_recording_off_keeps_events_only(database: Database, make_writer: MakeWr
     assert (writer.num_written, count(database, StepRow), len(list_events(database))) == (1, 0, 1)
 
 
-def test_trace_share_keeps_about_that_share(database: Database, make_writer: MakeWriter) -> None:
-    writer = make_writer(database, trace_share=0.3, queue_rows=1000)
-    for seed in range(100):
-        writer.on_trace(make_trace(seed))
-    assert writer.flush(5)
-    assert 15 < writer.num_written < 45
-
-
 def test_several_threads_may_report(database: Database, make_writer: MakeWriter) -> None:
     writer = make_writer(database)
     threads = [

@@ -31,21 +31,21 @@ def write_and_publish(database: Database, root: Path, version: int, parent: int)
 def test_the_untouched_draft_is_live_at_first(database: Database, tmp_path: Path) -> None:
     assert live_release(database, tmp_path / "nowhere") == Release()
     with pytest.raises(ReleaseError, match="nothing to roll back"):
-        rollback(database, None, "test")
+        rollback(database, tmp_path, None, "test")
 
 
 def test_publish_then_roll_back_to_the_floor(database: Database, tmp_path: Path) -> None:
     for version in (1, 2):
         release = write_and_publish(database, tmp_path, version, version - 1)
         assert live_release(database, tmp_path) == release
-    assert rollback(database, None, "worse") == 1
+    assert rollback(database, tmp_path, None, "worse") == 1
     assert live_release(database, tmp_path).for_domain("code").temperature == 2.0
-    assert rollback(database, None, "worse still") == 0
+    assert rollback(database, tmp_path, None, "worse still") == 0
     assert live_release(database, tmp_path) == Release()
-    assert rollback(database, 2, "not so bad") == 2
+    assert rollback(database, tmp_path, 2, "not so bad") == 2
     assert live_version(database) == 2
     with pytest.raises(ReleaseError, match="live already"):
-        rollback(database, 2, "again")
+        rollback(database, tmp_path, 2, "again")
 
 
 def test_refused_and_unknown_versions_never_serve(database: Database, tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_refused_and_unknown_versions_never_serve(database: Database, tmp_path: 
     refuse(database, 2, 1, {"passed": False})
     for version in (2, 9):
         with pytest.raises(ReleaseError, match="Choose one of: 0, 1"):
-            rollback(database, version, "test")
+            rollback(database, tmp_path, version, "test")
     assert live_version(database) == 1
     assert {record.version: record.state for record in list_releases(database)} == {1: "live", 2: "refused"}
 
@@ -68,7 +68,10 @@ def test_a_damaged_bundle_is_neither_published_nor_served(database: Database, tm
     shutil.rmtree(tmp_path / "release-000001")
     with pytest.raises(ReleaseError):
         live_release(database, tmp_path)
-    assert rollback(database, 0, "files lost") == 0
+    assert rollback(database, tmp_path, 0, "files lost") == 0
+    with pytest.raises(ReleaseError):
+        rollback(database, tmp_path, 1, "but they are lost")
+    assert live_version(database) == 0
 
 
 def test_the_models_in_use_must_be_the_bundle_s(database: Database, tmp_path: Path) -> None:
