@@ -1,0 +1,121 @@
+"""kill -9 of the real service in mid-traffic: what was written stays, the live release is the same."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from adaptive_spec.core import Thresholds
+from adaptive_spec.records.database import Database
+from adaptive_spec.releases.bundle import write_bundle
+from adaptive_spec.releases.registry import publish
+from tests.conftest import byte_tokenizer, tiny_model
+
+
+def call(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    data = json.dumps(body).encode() if body is not None else None
+    request = urllib.request.Request(url, data, {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as reply:
+        found: dict[str, Any] = json.load(reply)
+        return found
+
+
+def start(environment: dict[str, str], port: int, log: Path) -> "subprocess.Popen[bytes]":
+    with open(log, "ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "adaptive_spec.cli", "serve", "--port", str(port)],
+            env=environment,
+            stdout=output,
+            stderr=output,
+        )
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        assert process.poll() is None, log.read_text()[-2000:]
+        try:
+            call(f"http://127.0.0.1:{port}/readyz")
+            return process
+        except OSError:
+            time.sleep(0.1)
+    raise AssertionError(log.read_text()[-2000:])
+
+
+def complete(url: str, number: int) -> None:
+    body = {
+        "prompt": f"request {number}",
+        "max_tokens": 16,
+        "temperature": 0,
+        "ignore_eos": True,
+        "metadata": {"domain": "a"},
+        "speculation": {"chain_length": 3},
+    }
+    call(f"{url}/v1/completions", body)
+
+
+def test_kill_and_restart(tmp_path: Path) -> None:
+    for name, model in (("target", tiny_model(0)), ("draft", tiny_model(7, layers=1))):
+        model.save_pretrained(tmp_path / name)
+        byte_tokenizer().save_pretrained(tmp_path / name)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    settings = {
+        "MODEL__TARGET": tmp_path / "target",
+        "MODEL__DRAFT": tmp_path / "draft",
+        "MODEL__THREADS": 1,
+        "DECODER__MAX_CONTEXT_TOKENS": 128,
+        "RECORDS__URL": f"sqlite:///{tmp_path / 'r.db'}",
+        "RECORDS__FOLDER": tmp_path / "traces",
+        "RECORDS__FLUSH_SECONDS": 0.2,
+        "RELEASES__FOLDER": tmp_path / "releases",
+    }
+    environment = {**os.environ, **{f"ADAPTIVE_SPEC_{name}": str(value) for name, value in settings.items()}}
+    url, log = f"http://127.0.0.1:{port}", tmp_path / "log"
+    process = start(environment, port, log)
+    database = Database(f"sqlite:///{tmp_path / 'r.db'}")
+    write_bundle(
+        tmp_path / "releases", 1, adapter=None, thresholds={"a": Thresholds(temperature=2.0)}, provenance={"parent": 0}
+    )
+    publish(database, tmp_path / "releases", 1, {})
+    answered: list[int] = []
+    stopping = threading.Event()
+
+    def traffic() -> None:
+        while not stopping.is_set():
+            try:
+                complete(url, len(answered))
+            except OSError:
+                return
+            answered.append(1)
+
+    thread = threading.Thread(target=traffic)
+    thread.start()
+    deadline = time.monotonic() + 60
+    while len(answered) < 30 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    settled = len(answered)
+    time.sleep(1.0)  # several flushes: everything answered before is past the documented bound
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    stopping.set()
+    thread.join()
+    process = start(environment, port, log)
+    try:
+        (row,) = call(f"{url}/api/stats?domain=a")["domains"]
+        assert settled <= row["num_requests"] <= len(answered) + 1
+        assert row["num_emitted_tokens"] >= settled * 16
+        deadline = time.monotonic() + 10
+        while call(f"{url}/api/thresholds")["release"] != 1 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert call(f"{url}/api/thresholds")["release"] == 1
+        complete(url, 0)
+    finally:
+        process.terminate()
+        assert process.wait(30) in (0, -signal.SIGTERM)
+        database.close()
