@@ -200,7 +200,7 @@ class Service:
             self.writer.event("release_refused", {"reason": str(error)}, release=version)
             return
         logger.info("release %d is live after a pause of %.1f ms", release.version, pause * 1e3)
-        self.writer.event("release_live", {"pause_seconds": pause}, release=release.version)
+        self.writer.event("release_swapped", {"pause_seconds": pause}, release=release.version)
 
     def _deltas(self, release: Release) -> dict[str, torch.Tensor]:
         return load_adapter_delta(Path(release.adapter), self.pair.draft) if release.adapter else {}

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from adaptive_spec.core import Thresholds
+from adaptive_spec.models.loading import load_pair
 from adaptive_spec.records.database import Database
 from adaptive_spec.releases.bundle import write_bundle
 from adaptive_spec.releases.registry import publish
+from adaptive_spec.settings import ModelSettings
 from tests.conftest import byte_tokenizer, tiny_model
 
 
@@ -79,8 +81,13 @@ def test_kill_and_restart(tmp_path: Path) -> None:
     url, log = f"http://127.0.0.1:{port}", tmp_path / "log"
     process = start(environment, port, log)
     database = Database(f"sqlite:///{tmp_path / 'r.db'}")
+    pair = load_pair(ModelSettings(target=str(tmp_path / "target"), draft=str(tmp_path / "draft")))
     write_bundle(
-        tmp_path / "releases", 1, adapter=None, thresholds={"a": Thresholds(temperature=2.0)}, provenance={"parent": 0}
+        tmp_path / "releases",
+        1,
+        adapter=None,
+        thresholds={"a": Thresholds(temperature=2.0)},
+        provenance={"parent": 0, "hashes": pair.hashes},
     )
     publish(database, tmp_path / "releases", 1, {})
     answered: list[int] = []
