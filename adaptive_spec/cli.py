@@ -394,7 +394,7 @@ def models_cut_draft(
 def demo(
     output: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("demo-output"),
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
-    minutes: Annotated[float, typer.Option(min=0.1, help="Time budget.")] = 10.0,
+    minutes: Annotated[float, typer.Option(min=0.1, help="Time budget.")] = 13.0,
 ) -> None:
     """Serve, learn and compare on this machine, and write a report."""
     from adaptive_spec.bench.demo import run_demo

@@ -102,10 +102,12 @@ class _Demo:
     def run(self) -> dict[str, Any]:
         held_out = [prompt for domain in DOMAINS for prompt in self.parts[domain][1]]
         before = self._all(held_out, "held-out prompts, release 0", chain_length=CHAIN_LENGTH)
+        self.timeline.extend(before)
         speed_before = self._speed("speed, release 0", [None])
         self._traffic()
         run = self._retrain()
         after = self._all(held_out, f"held-out prompts, release {run['release']}", chain_length=CHAIN_LENGTH)
+        self.timeline.extend(after)
         speed_after = self._speed(f"speed, release {run['release']} and target alone", [None, 0])
         return self._report(before, after, speed_before, speed_after, run)
 
@@ -165,10 +167,10 @@ class _Demo:
             futures = [pool.submit(self._drain, waiting, ends) for _ in range(CONCURRENCY)]
             while not all(future.done() for future in futures):
                 time.sleep(0.5)
-                self.say("traffic", self._line(self.timeline, total))
+                self.say("traffic", self._line(self.timeline, total + NUM_HELD_OUT * len(DOMAINS)))
             for future in futures:
                 future.result()
-        self.say.done("traffic", self._line(self.timeline, total))
+        self.say.done("traffic", self._line(self.timeline, total + NUM_HELD_OUT * len(DOMAINS)))
 
     def _shuffled(self) -> deque[Prompt]:
         rows = [prompt for domain in DOMAINS for prompt in self.parts[domain][0]]
@@ -241,7 +243,7 @@ class _Demo:
                 for domain in DOMAINS
             ],
             "chain_length": CHAIN_LENGTH,
-            "num_traffic_requests": len(self.timeline),
+            "num_traffic_requests": len(self.timeline) - len(before) - len(after),
             "outputs_changed_by_release": changed,
             "release": run["release"],
             "gate": run.get("report"),
@@ -462,7 +464,7 @@ def _draw(report: dict[str, Any], path: Path) -> None:
         axes.annotate(f"release {report['release']}", (switched, axes.get_ylim()[1]), ha="right", va="top", rotation=90)
     axes.set_xlabel("request")
     axes.set_ylabel(f"tokens per step (chains of {report['chain_length']})")
-    axes.set_title("Acceptance over live traffic, mean of the last ten requests of a domain")
+    axes.set_title("Acceptance over requests, mean of the last ten requests of a domain")
     axes.legend(loc="upper left", frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
