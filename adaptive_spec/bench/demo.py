@@ -31,12 +31,12 @@ from adaptive_spec.bench.corpora import DOMAINS, Prompt, split
 from adaptive_spec.errors import RunError
 from adaptive_spec.releases.gate import TraceScore, paired_gain
 
-CHAIN_LENGTH = 4
-MAX_TOKENS = 64
-NUM_HELD_OUT = 12
-NUM_SPEED_PROMPTS = 2
+CHAIN_LENGTH = 2
+MAX_TOKENS = 48
+NUM_HELD_OUT = 8
+NUM_SPEED_PROMPTS = 1
 CONCURRENCY = 8
-_TRAFFIC_SHARE, _TRAINING_SHARE = 0.26, 0.24  # of the time budget
+_TRAFFIC_SHARE, _TRAINING_SHARE = 0.30, 0.26  # of the time budget
 
 
 @dataclass(frozen=True, slots=True)
