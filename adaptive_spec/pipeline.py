@@ -19,7 +19,7 @@ from typing import Any
 from adaptive_spec.calibration.calibrate import DomainCalibration, calibrate
 from adaptive_spec.core import Release, StepCost
 from adaptive_spec.errors import GateRefused, RunError
-from adaptive_spec.learning.judge import Judgement, read_judgement
+from adaptive_spec.learning.judge import read_judgement
 from adaptive_spec.learning.run import ADAPTER_NAME, REPORT_NAME
 from adaptive_spec.records.calibrations import add_calibration
 from adaptive_spec.records.database import Database
@@ -68,9 +68,7 @@ class Pipeline:
                 judgement.observations, self.cost, self.settings.calibration, self._longest, dict(live.thresholds)
             )
             self._tell(run_id, "publish")
-            release = self._publish(
-                version, work / ADAPTER_NAME, calibrations, self._described(work, judgement), report
-            )
+            release = self._publish(version, work / ADAPTER_NAME, calibrations, self._described(work), report)
             update_run(self.database, run_id, state="passed", release=version, report=report.to_dict())
             return release
         except GateRefused:
@@ -154,7 +152,7 @@ class Pipeline:
         update_run(self.database, run_id, state="refused", release=version, report=report.to_dict())
         raise GateRefused(f"Release {version} was refused: {'; '.join(report.reasons)}")
 
-    def _described(self, work: Path, judgement: Judgement) -> dict[str, Any]:
+    def _described(self, work: Path) -> dict[str, Any]:
         described: dict[str, Any] = json.loads((work / REPORT_NAME).read_text())
         return {**described["provenance"], "distil": described["distil"], "cost": asdict(self.cost)}
 

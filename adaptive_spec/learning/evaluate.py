@@ -3,7 +3,7 @@
 Called by the pipeline before the gate, and by ``distil`` after each epoch.  Changes nothing in the model.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,17 +12,25 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from adaptive_spec.core import Trace
-from adaptive_spec.learning.batches import HEAD_ROWS, Batch, head_logits, judged_hidden, make_batch, plan
+from adaptive_spec.learning.batches import HEAD_ROWS, head_logits, judged_hidden, make_batch, plan
 from adaptive_spec.learning.losses import bucketed_log_probs, overlap
 from adaptive_spec.releases.gate import TraceScore, paired_gain
 
-__all__ = ["TraceScore", "acceptance_length", "paired_gain", "score"]
+__all__ = ["JudgedTrace", "TraceScore", "acceptance_length", "judge", "paired_gain", "replay", "score", "score_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Judged:
-    agrees: Tensor  # [tokens] bool
-    overlap: Tensor  # [tokens]
+class JudgedTrace:
+    """What a draft says of one trace, per judged token.
+
+    agrees: its most probable token is the target's.  overlap: sum of min(target, draft).  confidence: its largest
+    probability.  All [tokens].
+    """
+
+    trace: Trace
+    agrees: list[bool]
+    overlap: Tensor
+    confidence: list[float]
 
 
 def score(
@@ -35,51 +43,67 @@ def score(
         chain_length: tokens proposed per step in the replay behind ``acceptance_length``.
         batch_tokens: padded tokens per forward.
     """
+    return [score_of(judged, chain_length) for judged in judge(draft, traces, batch_tokens)]
+
+
+def score_of(judged: JudgedTrace, chain_length: int = 4) -> TraceScore:
+    """Sum up one judged trace."""
+    return TraceScore(
+        judged.trace.domain,
+        judged.trace.request_id,
+        torch.tensor(judged.agrees).float().mean().item(),
+        judged.overlap.mean().item(),
+        acceptance_length(judged.agrees, chain_length),
+    )
+
+
+def judge(draft: PreTrainedModel | PeftModel, traces: Sequence[Trace], batch_tokens: int = 2048) -> list[JudgedTrace]:
+    """Run the draft over every trace with a completion, in the order given."""
     if isinstance(draft, PeftModel):
         draft = draft.get_base_model()
     training = draft.training
     draft.eval()
-    scores: dict[int, TraceScore] = {}
-    for group in plan(traces, batch_tokens):
-        batch = make_batch(group, draft.device)
-        judged = _judge(draft, batch)
-        parts = zip(group, judged.agrees.split(batch.lengths), judged.overlap.split(batch.lengths), strict=True)
-        for trace, agrees, shared in parts:
-            scores[id(trace)] = TraceScore(
-                trace.domain,
-                trace.request_id,
-                agrees.float().mean().item(),
-                shared.mean().item(),
-                acceptance_length(agrees.tolist(), chain_length),
-            )
+    groups = plan(traces, batch_tokens)
+    judged = {id(row.trace): row for group in groups for row in _judge(draft, group)}
     draft.train(training)
-    return [scores[id(trace)] for trace in traces if id(trace) in scores]
+    return [judged[id(trace)] for trace in traces if id(trace) in judged]
 
 
-def acceptance_length(agrees: Sequence[bool], chain_length: int) -> float:
-    """Return the emitted tokens per step of a greedy replay.
+def replay(agrees: Sequence[bool], chain_length: int) -> Iterator[tuple[int, int]]:
+    """Yield (first position, accepted tokens) of each step of a greedy decoder over recorded text.
 
     Each step accepts the run of agreements up to ``chain_length`` and emits one token more; the last step emits what
     is left.  Teacher-forced: a draft is judged on the text that was served.
     """
-    position = num_steps = 0
+    position = 0
     while position < len(agrees):
         accepted = 0
         while accepted < chain_length and position + accepted < len(agrees) and agrees[position + accepted]:
             accepted += 1
+        yield position, accepted
         position += accepted + 1
-        num_steps += 1
+
+
+def acceptance_length(agrees: Sequence[bool], chain_length: int) -> float:
+    """Return the emitted tokens per step of a greedy ``replay``."""
+    num_steps = sum(1 for _ in replay(agrees, chain_length))
     return len(agrees) / num_steps if num_steps else 0.0
 
 
 @torch.inference_mode()
-def _judge(draft: PreTrainedModel, batch: Batch) -> _Judged:
+def _judge(draft: PreTrainedModel, group: Sequence[Trace]) -> list[JudgedTrace]:
+    batch = make_batch(group, draft.device)
     hidden = judged_hidden(draft, batch)
     argmax = batch.target_argmax
-    agrees, shared = [], []
+    agrees, shared, sure = [], [], []
     for start in range(0, len(hidden), HEAD_ROWS):
         part = slice(start, start + HEAD_ROWS)
         logits = head_logits(draft, hidden[part])
         agrees.append(logits.argmax(-1) == argmax[part])
         shared.append(overlap(batch.target_log_probs[part], bucketed_log_probs(logits, batch.top_ids[part])))
-    return _Judged(torch.cat(agrees).cpu(), torch.cat(shared).cpu())
+        sure.append((logits.amax(-1).float() - logits.float().logsumexp(-1)).exp())
+    columns = (torch.cat(column).cpu().split(batch.lengths) for column in (agrees, shared, sure))
+    return [
+        JudgedTrace(trace, same.tolist(), both, top.tolist())
+        for trace, same, both, top in zip(group, *columns, strict=True)
+    ]

@@ -16,9 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from adaptive_spec.core import Trace
-from adaptive_spec.learning.batches import HEAD_ROWS, head_logits, judged_hidden, make_batch, plan
-from adaptive_spec.learning.evaluate import TraceScore
+from adaptive_spec.learning.evaluate import JudgedTrace, TraceScore, replay
 from adaptive_spec.records.observations import Observations
 
 JUDGEMENT_NAME = "judgement.json"
@@ -48,17 +46,14 @@ def merged(draft: PreTrainedModel, deltas: Mapping[str, Tensor]) -> Iterator[Non
                 parameters[name].copy_(value)
 
 
-def replay_observations(
-    draft: PreTrainedModel, traces: Sequence[Trace], chain_length: int, batch_tokens: int = 2048
-) -> dict[str, Observations]:
-    """Return by domain what full-length chains of this draft would have shown on recorded text."""
-    training = draft.training
-    draft.eval()
+def replay_observations(judged: Sequence[JudgedTrace], chain_length: int) -> dict[str, Observations]:
+    """Return by domain what full-length chains of the judged draft would have shown on recorded text."""
     reached: dict[str, list[tuple[int, float, bool, int]]] = {}
-    for request_index, (trace, confidences, agrees) in enumerate(_judged(draft, traces, batch_tokens)):
-        rows = reached.setdefault(trace.domain, [])
-        rows.extend((*row, request_index) for row in _replay(confidences, agrees, chain_length))
-    draft.train(training)
+    for request_index, row in enumerate(judged):
+        rows = reached.setdefault(row.trace.domain, [])
+        for start, accepted in replay(row.agrees, chain_length):
+            end = min(start + accepted + 1, start + chain_length, len(row.agrees))
+            rows.extend((at - start, row.confidence[at], row.agrees[at], request_index) for at in range(start, end))
     return {domain: _observations(rows) for domain, rows in reached.items()}
 
 
@@ -91,22 +86,6 @@ def read_judgement(folder: Path) -> Judgement:
     )
 
 
-def _replay(confidences: Sequence[float], agrees: Sequence[bool], chain_length: int) -> list[tuple[int, float, bool]]:
-    """(position in chain, confidence, accepted) of every position a greedy decoder would have reached."""
-    rows: list[tuple[int, float, bool]] = []
-    at = 0
-    while at < len(agrees):
-        for position in range(chain_length):
-            if at + position >= len(agrees):
-                break
-            rows.append((position, confidences[at + position], agrees[at + position]))
-            if not agrees[at + position]:
-                break
-        accepted = next((i for i in range(chain_length) if at + i >= len(agrees) or not agrees[at + i]), chain_length)
-        at += accepted + 1
-    return rows
-
-
 def _observations(rows: list[tuple[int, float, bool, int]]) -> Observations:
     columns = list(zip(*rows, strict=True)) if rows else [(), (), (), ()]
     accepted = np.asarray(columns[2], dtype=np.bool_)
@@ -118,24 +97,3 @@ def _observations(rows: list[tuple[int, float, bool, int]]) -> Observations:
         request_index=np.asarray(columns[3], dtype=np.int64),
         explored=np.ones(len(accepted), dtype=np.bool_),
     )
-
-
-@torch.inference_mode()
-def _judged(
-    draft: PreTrainedModel, traces: Sequence[Trace], batch_tokens: int
-) -> list[tuple[Trace, list[float], list[bool]]]:
-    judged: list[tuple[Trace, list[float], list[bool]]] = []
-    for group in plan(traces, batch_tokens):
-        batch = make_batch(group, draft.device)
-        hidden = judged_hidden(draft, batch)
-        confidences, agrees = [], []
-        for start in range(0, len(hidden), HEAD_ROWS):
-            part = slice(start, start + HEAD_ROWS)
-            logits = head_logits(draft, hidden[part])
-            confidences.append((logits.amax(-1).float() - logits.float().logsumexp(-1)).exp())
-            agrees.append(logits.argmax(-1) == batch.target_argmax[part])
-        parts = zip(
-            group, torch.cat(confidences).split(batch.lengths), torch.cat(agrees).split(batch.lengths), strict=True
-        )
-        judged.extend((trace, sure.tolist(), same.tolist()) for trace, sure, same in parts)
-    return judged

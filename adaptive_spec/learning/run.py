@@ -23,7 +23,7 @@ import torch
 from adaptive_spec.core import Trace
 from adaptive_spec.errors import NotEnoughDataError
 from adaptive_spec.learning.distil import distil
-from adaptive_spec.learning.evaluate import score
+from adaptive_spec.learning.evaluate import judge, score, score_of
 from adaptive_spec.learning.judge import Judgement, merged, replay_observations, write_judgement
 from adaptive_spec.models.loading import load_pair
 from adaptive_spec.records.database import Database
@@ -90,9 +90,9 @@ def train(database: Database, settings: Settings, run_id: int, out: Path) -> Non
     out.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(str(out / ADAPTER_NAME), safe_serialization=True, save_embedding_layers=False)
     tell({"phase": "judge"}, now=True)
-    candidate = model.get_base_model()  # the draft with the adapter's layers injected
-    seen = replay_observations(candidate, held_out, settings.decoder.max_chain_length)
-    write_judgement(Judgement(before, score(candidate, held_out), seen), out)
+    judged = judge(model, held_out)
+    seen = replay_observations(judged, settings.decoder.max_chain_length)
+    write_judgement(Judgement(before, [score_of(row) for row in judged], seen), out)
     described = {"distil": report.to_dict(), "provenance": _provenance(settings, traces, parent.version, dict(hashes))}
     (out / REPORT_NAME).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
     tell({"phase": "distilled", "held_out_agreement": report.agreement_after, "seconds_left": 0.0}, now=True)

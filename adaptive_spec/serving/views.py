@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from adaptive_spec.core import Release, Thresholds
+from adaptive_spec.core import Release
 from adaptive_spec.errors import RunError
 from adaptive_spec.records import domains as domain_records
 from adaptive_spec.records import events as event_records
@@ -84,5 +84,5 @@ def thresholds(release: Release) -> dict[str, Any]:
     return {
         "release": release.version,
         "thresholds": plain(release.thresholds),
-        "fallback": plain(release.for_domain("") if release.thresholds else Thresholds()),
+        "fallback": plain(release.for_domain("")),
     }
