@@ -381,12 +381,12 @@ def models_cut_draft(
 ) -> None:
     """Cut a draft out of a target and heal it."""
     kept = _layers(layers)
-    from adaptive_spec.learning.heal import HealSettings
-    from adaptive_spec.learning.heal_run import cut_and_heal, read_recipe
+    from adaptive_spec.healing.heal import cut_and_heal
+    from adaptive_spec.healing.recipe import Recipe, read_recipe
 
-    recipe = read_recipe(recipe_file) if recipe_file else HealSettings(seed=seed)
-    settings = replace(recipe, num_tokens=num_tokens or recipe.num_tokens, steps=steps or recipe.steps)
-    cut_and_heal(target, kept, out, settings, _report)
+    recipe = read_recipe(recipe_file) if recipe_file else Recipe(seed=seed)
+    recipe = replace(recipe, num_tokens=num_tokens or recipe.num_tokens, steps=steps or recipe.steps)
+    cut_and_heal(target, kept, out, recipe, _report)
     typer.echo(out)
 
 

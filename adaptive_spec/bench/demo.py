@@ -8,7 +8,6 @@ trace, so nothing that is measured is ever trained on.
 
 import json
 import os
-import platform
 import random
 import shutil
 import socket
@@ -17,45 +16,26 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import httpx2
 
 from adaptive_spec.bench.corpora import DOMAINS, Prompt, split
+from adaptive_spec.bench.demo_report import Answer, Findings, build_report, draw, print_table
 from adaptive_spec.errors import RunError
-from adaptive_spec.releases.gate import TraceScore, paired_gain
+from adaptive_spec.models.fetch import fetch
 
 CHAIN_LENGTH = 2
-MAX_TOKENS = 48
-NUM_HELD_OUT = 8
-NUM_SPEED_PROMPTS = 1
-CONCURRENCY = 8
-_TRAFFIC_SHARE, _TRAINING_SHARE = 0.30, 0.26  # of the time budget
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What one request showed."""
-
-    prompt: Prompt
-    text: str
-    tokens: int
-    steps: int
-    proposed: int
-    accepted: int
-    releases: tuple[int, ...]
-    seconds: float
-    finished: float
-
-    @property
-    def acceptance_length(self) -> float:
-        return 1 + self.accepted / max(1, self.steps)
+NUM_HELD_OUT = 12  # prompts a domain
+MIN_HELD_OUT = 6  # prompts a domain, however slow the machine is
+CONCURRENCY = 32
+_MAX_CONTEXT_TOKENS = 768
+_HELD_OUT_TOKENS, _TRAFFIC_TOKENS, _SPEED_TOKENS = 48, 96, 32
+_HELD_OUT_SHARE, _TRAFFIC_SHARE, _TRAINING_SHARE = 0.11, 0.34, 0.28  # of the time budget
 
 
 def run_demo(output: Path, seed: int, time_budget_seconds: float) -> Path:
@@ -69,17 +49,13 @@ def run_demo(output: Path, seed: int, time_budget_seconds: float) -> Path:
     state.mkdir(parents=True)
     say = _Teller()
     say("models", "fetching the quickstart target (once)")
-    from adaptive_spec.models.fetch import fetch
-
     fetch("smollm2-135m", lambda part: say("models", part))
     with _service(state, time_budget_seconds * _TRAINING_SHARE, say) as url:
-        demo = _Demo(url, seed, say, time_budget_seconds)
-        report = demo.run()
-    report_path = output / "report.json"
+        report = build_report(_Demo(url, seed, say, time_budget_seconds).run())
+    report_path, picture = output / "report.json", output / "acceptance.png"
     report_path.write_text(json.dumps(report, indent=2) + "\n")
-    picture = output / "acceptance.png"
-    _draw(report, picture)
-    _table(report)
+    draw(report, picture)
+    print_table(report)
     print(f"\nreport:  {report_path.resolve()}\npicture: {picture.resolve()}")
     return report_path
 
@@ -99,25 +75,35 @@ class _Demo:
         self.parts = {domain: split(domain, NUM_HELD_OUT) for domain in DOMAINS}
         self.timeline: list[Answer] = []
 
-    def run(self) -> dict[str, Any]:
-        held_out = [prompt for domain in DOMAINS for prompt in self.parts[domain][1]]
-        before = self._all(held_out, "held-out prompts, release 0", chain_length=CHAIN_LENGTH)
-        self.timeline.extend(before)
+    def run(self) -> Findings:
+        """Measure, serve traffic, learn from it, measure again."""
+        rounds = zip(*(self.parts[domain][1] for domain in DOMAINS), strict=True)
+        held_out = [prompt for prompts in rounds for prompt in prompts]
+        before = self._held_out(held_out, "held-out prompts, release 0", self.budget * _HELD_OUT_SHARE)
         speed_before = self._speed("speed, release 0", [None])
         self._traffic()
         run = self._retrain()
-        after = self._all(held_out, f"held-out prompts, release {run['release']}", chain_length=CHAIN_LENGTH)
-        self.timeline.extend(after)
+        after = self._held_out([answer.prompt for answer in before], f"held-out prompts, release {run['release']}")
         speed_after = self._speed(f"speed, release {run['release']} and target alone", [None, 0])
-        return self._report(before, after, speed_before, speed_after, run)
+        return Findings(
+            before,
+            after,
+            speed_before,
+            speed_after,
+            self.timeline,
+            run,
+            thresholds=self._get("/api/thresholds"),
+            chain_length=CHAIN_LENGTH,
+            seed=self.seed,
+        )
 
-    def ask(self, prompt: Prompt, *, chain_length: int | None = None, record: bool = False) -> Answer:
+    def ask(self, prompt: Prompt, chain_length: int | None, max_tokens: int, *, record: bool = False) -> Answer:
         """Send one prompt through the OpenAI API."""
         began = time.monotonic()
         reply = self.client.chat.completions.create(
             model="smollm2-135m",
             messages=[{"role": "user", "content": prompt.text}],
-            max_tokens=MAX_TOKENS,
+            max_tokens=max_tokens,
             temperature=0,
             metadata={"domain": prompt.domain},
             extra_body={"speculation": {"chain_length": chain_length, "record": record}},
@@ -138,153 +124,118 @@ class _Demo:
             finished=ended,
         )
 
-    def _all(self, prompts: Sequence[Prompt], title: str, *, chain_length: int) -> list[Answer]:
+    def _held_out(self, prompts: Sequence[Prompt], title: str, seconds: float = float("inf")) -> list[Answer]:
+        """Every prompt, at the fixed chain length; on a slow machine fewer, but at least ``MIN_HELD_OUT`` a domain."""
         answers: list[Answer] = []
+        ends, waiting = time.monotonic() + seconds, deque(enumerate(prompts))
+
+        def drain() -> None:
+            while waiting:
+                index, prompt = waiting.popleft()
+                if index >= MIN_HELD_OUT * len(DOMAINS) and time.monotonic() > ends:
+                    return
+                answers.append(self.ask(prompt, CHAIN_LENGTH, _HELD_OUT_TOKENS))
+
         with ThreadPoolExecutor(CONCURRENCY) as pool:
-            futures = [pool.submit(self.ask, prompt, chain_length=chain_length) for prompt in prompts]
-            for future in as_completed(futures):
-                answers.append(future.result())
-                self.say(title, self._line(answers, len(prompts)))
-        self.say.done(title, self._line(answers, len(prompts)))
+            workers = [pool.submit(drain) for _ in range(CONCURRENCY)]
+            self._watch(workers, title, answers)
+        self.timeline += answers
         return answers
 
     def _speed(self, title: str, chain_lengths: list[int | None]) -> dict[int | None, list[Answer]]:
         """One request at a time, the sides alternating."""
         found: dict[int | None, list[Answer]] = {length: [] for length in chain_lengths}
         for domain in DOMAINS:
-            for prompt in self.parts[domain][1][:NUM_SPEED_PROMPTS]:
-                for length in chain_lengths:
-                    found[length].append(self.ask(prompt, chain_length=length))
-                    self.say(title, f"{domain}: {found[length][-1].tokens / found[length][-1].seconds:.1f} tokens/s")
+            prompt = self.parts[domain][1][0]
+            for length in chain_lengths:
+                found[length].append(self.ask(prompt, length, _SPEED_TOKENS))
+                self.say(title, f"{domain}: {found[length][-1].tokens / found[length][-1].seconds:.1f} tokens/s")
         self.say.done(title, "")
         return found
 
     def _traffic(self) -> None:
-        """Recorded traffic, all domains mixed, until the prompts or the time share run out."""
-        waiting = self._shuffled()
-        total, ends = len(waiting), time.monotonic() + self.budget * _TRAFFIC_SHARE
+        """Recorded traffic, all domains mixed, until the prompts or the time share run out.
+
+        Waves of plain decoding, because speculation does not pay at this batch size on a CPU: a verification yields
+        the target's distributions whether or not a chain was drafted.  After each wave one request a domain
+        speculates, so that acceptance is seen as it is.
+        """
+        ends = time.monotonic() + self.budget * _TRAFFIC_SHARE
+        waiting, served = self._shuffled(), list[Answer]()
+        total = len(waiting)
         with ThreadPoolExecutor(CONCURRENCY) as pool:
-            futures = [pool.submit(self._drain, waiting, ends) for _ in range(CONCURRENCY)]
-            while not all(future.done() for future in futures):
-                time.sleep(0.5)
-                self.say("traffic", self._line(self.timeline, total + NUM_HELD_OUT * len(DOMAINS)))
-            for future in futures:
-                future.result()
-        self.say.done("traffic", self._line(self.timeline, total + NUM_HELD_OUT * len(DOMAINS)))
+            while waiting and time.monotonic() < ends:
+                probes = [waiting.popleft() for _ in range(min(len(DOMAINS), len(waiting)))]
+                wave = [waiting.popleft() for _ in range(min(CONCURRENCY, len(waiting)))]
+                for prompts, chain_length in ((wave, 0), (probes, CHAIN_LENGTH)):
+                    workers = [pool.submit(self._serve, prompt, chain_length, served) for prompt in prompts]
+                    self._watch(workers, f"traffic ({total} prompts)", served)
+
+    def _serve(self, prompt: Prompt, chain_length: int, served: list[Answer]) -> None:
+        answer = self.ask(prompt, chain_length, _TRAFFIC_TOKENS, record=True)
+        served.append(answer)
+        self.timeline.append(answer)
 
     def _shuffled(self) -> deque[Prompt]:
-        rows = [prompt for domain in DOMAINS for prompt in self.parts[domain][0]]
-        self.random.shuffle(rows)
-        return deque(rows)
-
-    def _drain(self, waiting: deque[Prompt], ends: float, enough: Callable[[], bool] = lambda: False) -> None:
-        while time.monotonic() < ends and not enough():
-            try:
-                prompt = waiting.popleft()
-            except IndexError:
-                return
-            self.timeline.append(self.ask(prompt, chain_length=CHAIN_LENGTH, record=True))
+        """Rounds of one prompt a domain, each domain in its own random order."""
+        orders = [self.random.sample(rows, len(rows)) for rows, _ in self.parts.values()]
+        return deque(prompt for prompts in zip(*orders, strict=True) for prompt in prompts)
 
     def _retrain(self) -> dict[str, Any]:
         """Trigger a run and keep requests going until its release is live."""
+        title = "training while serving"
         run_id = self._post("/api/retrain")["run_id"]
-        finished: list[dict[str, Any]] = []
-        waiting = self._shuffled()
+        waiting, served = self._shuffled(), list[Answer]()
         with ThreadPoolExecutor(1) as pool:
-            live = pool.submit(self._drain, waiting, time.monotonic() + self.budget, lambda: bool(finished))
-            while not finished:
+            worker = pool.submit(lambda: None)
+            while (run := self._get(f"/api/runs/{run_id}"))["state"] in ("queued", "running"):
+                if worker.done():
+                    worker.result()
+                    worker = pool.submit(self._serve, waiting.popleft(), CHAIN_LENGTH, served)
+                    waiting = waiting or self._shuffled()
+                self.say(title, " ".join(f"{k}={_short(v)}" for k, v in (run.get("progress") or {}).items()))
                 time.sleep(1)
-                run = self._get(f"/api/runs/{run_id}")
-                if run["state"] not in ("queued", "running"):
-                    finished.append(run)
-                progress = run.get("progress") or {}
-                self.say("training while serving", " ".join(f"{k}={_short(v)}" for k, v in progress.items()))
-            live.result()
-        run = finished[0]
-        if run["state"] != "passed":
-            raise RunError(
-                f"Run {run_id} ended as {run['state']}: {run.get('error') or run.get('report')}. See state/."
-            )
-        deadline = time.monotonic() + 30
-        while not self.timeline or run["release"] not in self.timeline[-1].releases:
-            if time.monotonic() > deadline:
-                raise RunError(f"Release {run['release']} did not go live within 30 s. See state/service.log.")
-            self.timeline.append(self.ask(self.parts[DOMAINS[0]][0][0], chain_length=CHAIN_LENGTH))
-        self.say.done("training while serving", f"release {run['release']} passed the gate and is live")
+            if run["state"] != "passed":
+                raise RunError(
+                    f"Run {run_id} ended as {run['state']}: {run.get('error') or run.get('report')}. See state/."
+                )
+            worker.result()
+            deadline = time.monotonic() + 60
+            while run["release"] not in self.timeline[-1].releases:
+                if time.monotonic() > deadline:
+                    raise RunError(f"Release {run['release']} did not go live within 60 s. See state/service.log.")
+                self._serve(waiting.popleft(), CHAIN_LENGTH, served)
+        self.say.done(title, f"release {run['release']} passed the gate and is live; {len(served)} requests meanwhile")
         return run
 
-    def _report(
-        self,
-        before: list[Answer],
-        after: list[Answer],
-        speed_before: dict[int | None, list[Answer]],
-        speed_after: dict[int | None, list[Answer]],
-        run: dict[str, Any],
-    ) -> dict[str, Any]:
-        texts = {answer.prompt.id: answer.text for answer in before}
-        changed = [answer.prompt.id for answer in after if texts[answer.prompt.id] != answer.text]
-        gains = paired_gain(_scores(before), _scores(after), self.seed)
-        thresholds = self._get("/api/thresholds")
-        return {
-            "domains": [
-                {
-                    "domain": domain,
-                    "num_prompts": gains[domain].n,
-                    "acceptance_length_before": gains[domain].before,
-                    "acceptance_length_after": gains[domain].after,
-                    "gain_interval": [gains[domain].low, gains[domain].high],
-                    "draft_acceptance_rate_before": _rate(_of(domain, before)),
-                    "draft_acceptance_rate_after": _rate(_of(domain, after)),
-                    "tokens_per_second_before": _tokens_per_second(_of(domain, speed_before[None])),
-                    "tokens_per_second_after": _tokens_per_second(_of(domain, speed_after[None])),
-                    "tokens_per_second_target_alone": _tokens_per_second(_of(domain, speed_after[0])),
-                    "chain_length_chosen": _mean_chain(_of(domain, speed_after[None])),
-                }
-                for domain in DOMAINS
-            ],
-            "chain_length": CHAIN_LENGTH,
-            "num_traffic_requests": len(self.timeline) - len(before) - len(after),
-            "outputs_changed_by_release": changed,
-            "release": run["release"],
-            "gate": run.get("report"),
-            "thresholds": thresholds,
-            "timeline": [
-                {
-                    "domain": answer.prompt.domain,
-                    "acceptance_length": answer.acceptance_length,
-                    "releases": answer.releases,
-                }
-                for answer in self.timeline
-            ],
-            "versions": {name: version(name) for name in ("adaptive-spec", "torch", "transformers", "peft")},
-            "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
-            "seed": self.seed,
-        }
+    def _watch(self, workers: Sequence["Future[None]"], title: str, answers: list[Answer]) -> None:
+        """Show progress until all have ended."""
+        while not all(worker.done() for worker in workers):
+            time.sleep(0.2)
+            self.say(title, self._line(answers))
+        for worker in workers:
+            worker.result()
+        self.say.done(title, self._line(answers))
 
-    def _line(self, answers: Sequence[Answer], total: int) -> str:
-        recent = list(answers)
+    def _line(self, answers: list[Answer]) -> str:
         shown = " ".join(
             f"{domain} {statistics.fmean(a.acceptance_length for a in rows):.2f}"
             for domain in DOMAINS
-            if (rows := _of(domain, recent)[-20:])
+            if (
+                rows := [a for a in list(self.timeline) + list(answers) if a.prompt.domain == domain and a.proposed][
+                    -8:
+                ]
+            )
         )
-        window = recent[-3 * CONCURRENCY :]
-        rate = 0.0
-        if len(window) > 1:
-            rate = sum(a.tokens for a in window[1:]) / max(1e-9, window[-1].finished - window[0].finished)
-        return f"{len(recent)}/{total} requests · tokens a step: {shown} · {rate:.0f} tokens/s"
+        return f"{len(answers)} answers · tokens a step: {shown} · {_recent_rate(list(answers)):.0f} tokens/s"
 
     def _get(self, path: str) -> dict[str, Any]:
-        import httpx2
-
         reply = httpx2.get(self.url + path, timeout=60)
         reply.raise_for_status()
         found: dict[str, Any] = reply.json()
         return found
 
     def _post(self, path: str) -> dict[str, Any]:
-        import httpx2
-
         reply = httpx2.post(self.url + path, json={}, timeout=60)
         reply.raise_for_status()
         found: dict[str, Any] = reply.json()
@@ -322,13 +273,13 @@ def _service(state: Path, training_seconds: float, say: _Teller) -> Iterator[str
         port = probe.getsockname()[1]
     cores = os.cpu_count() or 2
     settings = {
-        "MODEL__THREADS": max(1, cores // 2),
         "RECORDS__URL": f"sqlite:///{(state / 'demo.db').resolve()}",
         "RECORDS__FOLDER": str((state / "traces").resolve()),
         "RELEASES__FOLDER": str((state / "releases").resolve()),
         "LEARNING__TIME_LIMIT_SECONDS": round(training_seconds, 1),
         "LEARNING__THREADS": max(1, cores // 2),
         "DECODER__SLOTS": CONCURRENCY,
+        "DECODER__MAX_CONTEXT_TOKENS": _MAX_CONTEXT_TOKENS,
         "SCHEDULE__RETRAIN_HOURS": 0,
         "SCHEDULE__CALIBRATE_HOURS": 0,
         "SERVER__PORT": port,
@@ -351,8 +302,6 @@ def _service(state: Path, training_seconds: float, say: _Teller) -> Iterator[str
 
 
 def _wait_ready(url: str, process: "subprocess.Popen[bytes]", log: Path, say: _Teller) -> None:
-    import httpx2
-
     deadline = time.monotonic() + 180
     while time.monotonic() < deadline:
         if process.poll() is not None:
@@ -369,104 +318,14 @@ def _wait_ready(url: str, process: "subprocess.Popen[bytes]", log: Path, say: _T
     raise RunError(f"The service was not ready after 180 s. Its log: {log}")
 
 
-def _of(domain: str, answers: Sequence[Answer]) -> list[Answer]:
-    return [answer for answer in answers if answer.prompt.domain == domain]
-
-
-def _scores(answers: Sequence[Answer]) -> list[TraceScore]:
-    return [TraceScore(a.prompt.domain, a.prompt.id, _rate([a]), _rate([a]), a.acceptance_length) for a in answers]
-
-
-def _rate(answers: Sequence[Answer]) -> float:
-    return sum(a.accepted for a in answers) / max(1, sum(a.proposed for a in answers))
-
-
-def _mean_chain(answers: Sequence[Answer]) -> float:
-    return sum(a.proposed for a in answers) / max(1, sum(a.steps for a in answers))
-
-
-def _tokens_per_second(answers: Sequence[Answer]) -> float:
-    return statistics.median(a.tokens / a.seconds for a in answers)
+def _recent_rate(answers: Sequence[Answer]) -> float:
+    """Completion tokens per second from the oldest of the latest answers' starts to their last end."""
+    recent = answers[-CONCURRENCY:]
+    if not recent:
+        return 0.0
+    began = min(answer.finished - answer.seconds for answer in recent)
+    return sum(answer.tokens for answer in recent) / max(1e-9, max(answer.finished for answer in recent) - began)
 
 
 def _short(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
-def _table(report: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=f"Held-out prompts, chains of {report['chain_length']}: release 0 against {report['release']}")
-    for heading in (
-        "domain",
-        "prompts",
-        "tokens/step before",
-        "after",
-        "gain, 95 % interval",
-        "tokens/s before",
-        "after",
-        "target alone",
-        "chain chosen",
-    ):
-        table.add_column(heading, justify="left" if heading == "domain" else "right")
-    for row in report["domains"]:
-        gain = row["acceptance_length_after"] - row["acceptance_length_before"]
-        low, high = row["gain_interval"]
-        table.add_row(
-            row["domain"],
-            str(row["num_prompts"]),
-            f"{row['acceptance_length_before']:.2f}",
-            f"{row['acceptance_length_after']:.2f}",
-            f"{gain:+.2f} [{low:+.2f}, {high:+.2f}]",
-            f"{row['tokens_per_second_before']:.1f}",
-            f"{row['tokens_per_second_after']:.1f}",
-            f"{row['tokens_per_second_target_alone']:.1f}",
-            f"{row['chain_length_chosen']:.1f}",
-        )
-    Console(width=140).print(table)
-    slower = [
-        r["domain"] for r in report["domains"] if r["tokens_per_second_after"] < r["tokens_per_second_target_alone"]
-    ]
-    if slower:
-        print(
-            f"Speculation does not pay on this machine for: {', '.join(slower)}. On a CPU a verification of several "
-            "tokens costs well over one plain step; see README, 'What to expect'."
-        )
-    if report["outputs_changed_by_release"]:
-        print(f"WARNING: outputs changed for {report['outputs_changed_by_release']}; run adaptive-spec check-lossless.")
-    else:
-        print(
-            "Every held-out answer is identical before and after the release: the draft decides speed, never content."
-        )
-
-
-def _draw(report: dict[str, Any], path: Path) -> None:
-    """Acceptance over requests, one line per domain, a marker where the release went live."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(9, 4.5), dpi=120)
-    timeline = report["timeline"]
-    for domain in DOMAINS:
-        points = [(i, row["acceptance_length"]) for i, row in enumerate(timeline) if row["domain"] == domain]
-        if not points:
-            continue
-        places, values = zip(*points, strict=True)
-        smooth = [float(np.mean(values[max(0, i - 9) : i + 1])) for i in range(len(values))]
-        (line,) = axes.plot(places, smooth, label=domain)
-        axes.plot(places, values, ".", markersize=3, alpha=0.35, color=line.get_color())
-    switched = next((i for i, row in enumerate(timeline) if report["release"] in row["releases"]), None)
-    if switched is not None:
-        axes.axvline(switched, color="black", linestyle="--", linewidth=1)
-        axes.annotate(f"release {report['release']}", (switched, axes.get_ylim()[1]), ha="right", va="top", rotation=90)
-    axes.set_xlabel("request")
-    axes.set_ylabel(f"tokens per step (chains of {report['chain_length']})")
-    axes.set_title("Acceptance over requests, mean of the last ten requests of a domain")
-    axes.legend(loc="upper left", frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    figure.savefig(path)
-    pyplot.close(figure)

@@ -7,11 +7,13 @@ memory and are overwritten: a query at position p is shown key positions <= p of
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from adaptive_spec.errors import ModelError
+
+_FEW_ROWS = 128
 
 
 class _RaggedLayer(CacheLayerMixin):
@@ -97,8 +99,7 @@ class RaggedCache(Cache):
         ).last_hidden_state
         if last is not None:
             hidden = hidden[torch.arange(len(rows), device=device), last]
-        logits: Tensor = self.model.lm_head(hidden)
-        return logits
+        return _head_logits(self.model.lm_head, hidden)
 
     def move(self, source: int, destination: int, length: int) -> None:
         """Copy the first ``length`` tokens of one row over another."""
@@ -106,3 +107,16 @@ class RaggedCache(Cache):
             for store in (layer.keys, layer.values):
                 assert store is not None
                 store[destination, :, :length] = store[source, :, :length]
+
+
+def _head_logits(head: nn.Module, hidden: Tensor) -> Tensor:
+    """Apply the head.  [..., hidden] -> [..., vocab]
+
+    On a CPU the product of a few rows with a wide head is up to three times faster with its sides exchanged.
+    """
+    rows = hidden.flatten(0, -2)
+    few = 1 < len(rows) <= _FEW_ROWS and hidden.device.type == "cpu" and hidden.dtype == torch.float32
+    if few and isinstance(head, nn.Linear) and head.bias is None:
+        return (head.weight @ rows.T).T.contiguous().view(*hidden.shape[:-1], -1)
+    logits: Tensor = head(hidden)
+    return logits

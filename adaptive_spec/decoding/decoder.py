@@ -22,7 +22,7 @@ from adaptive_spec.drafting.policy import ChainBudget, chain_budget
 from adaptive_spec.errors import BusyError, RequestError
 from adaptive_spec.models.loading import ModelPair
 from adaptive_spec.settings import DecoderSettings
-from adaptive_spec.verification.distribution import processed_probs, sample
+from adaptive_spec.verification.distribution import processed_probs, sample, sparse_log_probs
 from adaptive_spec.verification.exact import verify_greedy, verify_sampled
 
 _COST_CONTEXT_TOKENS = 160  # where costs are measured: a short prompt and some output
@@ -171,10 +171,9 @@ class Decoder:
         return time.perf_counter() - began
 
     def _budgets(self) -> tuple[list[ChainBudget], list[bool]]:
-        explored = [
-            slot.request.params.chain_length is None and self._random.random() < self.settings.explore_share
-            for slot in self.slots
-        ]
+        # One draw for all rows: a step costs what its longest chain costs, so exploring rows share a step.
+        explores = self._random.random() < self.settings.explore_share
+        explored = [explores and slot.request.params.chain_length is None for slot in self.slots]
         budgets = [
             chain_budget(
                 self.release.for_domain(slot.request.domain),
@@ -276,7 +275,7 @@ class Decoder:
             if self.release.version not in slot.releases:
                 slot.releases.append(self.release.version)
             if self._keeps_trace(slot):
-                slot.keep_targets(*_top(logits[row, :kept], self.listeners.trace_top_k))
+                slot.keep_targets(*sparse_log_probs(logits[row, :kept], self.listeners.trace_top_k))
             slot.send(slot.tokens[before:])
             self.listeners.on_step(
                 Step(
@@ -298,6 +297,8 @@ class Decoder:
 
     def _positions(self, chains: _Chains, logits: Tensor, row: int, accepted: int) -> tuple[Position, ...]:
         reached = min(accepted + 1, chains.lengths[row])
+        if not reached:
+            return ()
         if chains.probs is None:
             overlaps = [float(index < accepted) for index in range(reached)]
         else:
@@ -344,11 +345,3 @@ def _padded(rows: list[list[int]], device: Any) -> tuple[Tensor, Tensor]:
     width = max(map(len, rows))
     ids = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=device)
     return ids, torch.tensor([len(row) for row in rows], device=device)
-
-
-def _top(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Top-K log-probs and tail mass of [positions, vocab] logits."""
-    logits = logits.float()
-    top = logits.topk(min(top_k, logits.shape[-1]), dim=-1)
-    log_probs = top.values - logits.logsumexp(-1, keepdim=True)
-    return top.indices, log_probs, (1 - log_probs.exp().sum(-1)).clamp_min(0)

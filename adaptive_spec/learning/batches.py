@@ -5,7 +5,7 @@ which the draft predicts at position ``prompt_tokens + i - 1``.  Prompt position
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -113,6 +113,28 @@ def head_logits(draft: PreTrainedModel, hidden: Tensor) -> Tensor:
     with torch.autocast(draft.device.type, torch.bfloat16, enabled=draft.device.type == "cuda"):
         logits: Tensor = head(hidden)
     return logits
+
+
+def backward_in_slices(
+    draft: PreTrainedModel, hidden: Tensor, loss_of_slice: Callable[[Tensor, slice], Tensor]
+) -> float:
+    """Accumulate the gradients of a mean over tokens and return it.
+
+    The head runs over ``HEAD_ROWS`` tokens at a time, so that [tokens, vocab] never exists at once.
+
+    Args:
+        hidden: [tokens, hidden], still attached to the layers that made it.
+        loss_of_slice: logits [rows, vocab] and which tokens they belong to -> losses [rows].
+    """
+    leaf = hidden.detach().requires_grad_(True)
+    total = 0.0
+    for start in range(0, len(leaf), HEAD_ROWS):
+        part = slice(start, start + HEAD_ROWS)
+        mean = loss_of_slice(head_logits(draft, leaf[part]), part).sum() / len(leaf)
+        mean.backward()
+        total += mean.item()
+    hidden.backward(leaf.grad)
+    return total
 
 
 def _target(trace: Trace, top_k: int) -> tuple[Tensor, Tensor]:

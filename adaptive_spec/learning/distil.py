@@ -19,10 +19,9 @@ from transformers import PreTrainedModel
 from adaptive_spec.core import Trace
 from adaptive_spec.errors import NotEnoughDataError, RunError
 from adaptive_spec.learning.batches import (
-    HEAD_ROWS,
     Batch,
+    backward_in_slices,
     completion_length,
-    head_logits,
     judged_hidden,
     make_batch,
     plan,
@@ -209,20 +208,15 @@ class _Run:
 
 
 def _backward(draft: PreTrainedModel, batch: Batch, settings: LearningSettings) -> float:
-    """Accumulate gradients and return the mean loss.  The head runs in slices: [tokens, vocab] never exists at once."""
-    hidden = judged_hidden(draft, batch)
-    leaf = hidden.detach().requires_grad_(True)
-    total = 0.0
-    for start in range(0, len(leaf), HEAD_ROWS):
-        part = slice(start, start + HEAD_ROWS)
-        ours = bucketed_log_probs(head_logits(draft, leaf[part]), batch.top_ids[part])
+    """Accumulate gradients and return the mean loss."""
+
+    def loss_of_slice(logits: Tensor, part: slice) -> Tensor:
+        ours = bucketed_log_probs(logits, batch.top_ids[part])
         loss = distillation_loss(settings.loss, batch.target_log_probs[part], ours)
         chosen = ours.gather(-1, batch.argmax_column[part].unsqueeze(-1)).squeeze(-1)
-        mean = (loss - settings.cross_entropy_weight * chosen).sum() / len(leaf)
-        mean.backward()
-        total += mean.item()
-    hidden.backward(leaf.grad)
-    return total
+        return loss - settings.cross_entropy_weight * chosen
+
+    return backward_in_slices(draft, judged_hidden(draft, batch), loss_of_slice)
 
 
 def _wrap(draft: PreTrainedModel, settings: LearningSettings, parent_adapter: Path | None) -> PeftModel:

@@ -22,8 +22,7 @@ def bucketed_log_probs(logits: Tensor, token_ids: Tensor) -> Tensor:
     Returns:
         [tokens, top_k + 1] float32 log-probabilities that sum to one.
     """
-    normaliser = torch.logsumexp(logits.float(), dim=-1, keepdim=True)
-    log_probs = logits.gather(-1, token_ids).float() - normaliser
+    log_probs = logits.float().log_softmax(-1).gather(-1, token_ids)
     tail = 1 - log_probs.exp().sum(-1, keepdim=True)
     return torch.cat([log_probs, tail.clamp_min(_SMALLEST).log()], dim=-1)
 

@@ -79,6 +79,16 @@ def load_pair(settings: ModelSettings) -> ModelPair:
     return pair_of(target, draft, tokenizer, settings.target)
 
 
+def load_target(reference: str) -> tuple[PreTrainedModel, Any]:
+    """Load a target alone with its tokenizer, in float32 on the CPU.
+
+    Raises:
+        ModelError: it does not load.
+    """
+    folder = resolve(reference)
+    return _load(folder, ModelSettings()), _tokenizer(folder)
+
+
 def pair_of(target: PreTrainedModel, draft: PreTrainedModel, tokenizer: Any, name: str) -> ModelPair:
     """Bind loaded models into a pair and compute the hashes that releases are bound to."""
     vocabulary = json.dumps(sorted(tokenizer.get_vocab().items())).encode()

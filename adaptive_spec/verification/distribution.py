@@ -61,3 +61,18 @@ def sample(probs: Tensor, uniforms: Tensor) -> Tensor:
     # u * total can round up to total itself; the last token with mass is then the one meant.
     last = (probs > 0).int().cumsum(-1).argmax(-1)
     return torch.minimum(drawn, last)
+
+
+def sparse_log_probs(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what a trace keeps of a distribution: its most probable tokens and the mass of the rest.
+
+    Args:
+        logits: [positions, vocab], raw.
+
+    Returns:
+        Token ids [positions, top_k], their log-probs [positions, top_k] float32, tail mass [positions].
+    """
+    logits = logits.float()
+    top = logits.topk(min(top_k, logits.shape[-1]), dim=-1)
+    log_probs = top.values - logits.logsumexp(-1, keepdim=True)
+    return top.indices, log_probs, (1 - log_probs.exp().sum(-1)).clamp_min(0)
