@@ -14,6 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+# Threads that wait for work sleep.  By default they spin, and beside another busy process decoding then collapses.
+# OpenMP reads this once, when torch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import typer
 from typer.core import TyperGroup
 

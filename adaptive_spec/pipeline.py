@@ -31,6 +31,9 @@ from adaptive_spec.releases.gate import GateReport, gate
 from adaptive_spec.releases.registry import live_release, publish, refuse
 from adaptive_spec.settings import Settings
 
+# For glibc: large buffers come back every step, and clearing fresh pages for them costs up to a third of it.
+_KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "2000000000", "MALLOC_TRIM_THRESHOLD_": "4000000000"}
+
 
 class Pipeline:
     """Makes releases.  One at a time: the caller holds the lock."""
@@ -92,6 +95,7 @@ class Pipeline:
         thresholds = {**live.thresholds, **{name: c.thresholds for name, c in fitted.items()}}
         changed = any(c.report.get("source") == "own" for c in fitted.values()) and thresholds != dict(live.thresholds)
         if not changed:
+            self._record(fitted, live.version)
             return fitted, live.version
         version = next_version(self.database)
         write_bundle(
@@ -107,6 +111,7 @@ class Pipeline:
             },
         )
         publish(self.database, self.settings.releases.folder, version, {"kind": "calibration"}, reason="calibrated")
+        self._record(fitted, version)
         return fitted, version
 
     def cancel(self) -> None:
@@ -126,6 +131,7 @@ class Pipeline:
         settings_file.chmod(0o600)  # a database URL may hold a password
         command = [sys.executable, "-m", "adaptive_spec.learning.run", "--run-id", str(run_id)]
         threads = {"OMP_NUM_THREADS": str(self.settings.learning.threads)}
+        threads |= _KEEP_FREED_MEMORY
         with open(work / "log", "wb") as log:
             self._child = subprocess.Popen(
                 [*command, "--settings", str(settings_file), "--out", str(work)],
@@ -169,9 +175,12 @@ class Pipeline:
         provenance = {**provenance, "gate": report.to_dict()}
         write_bundle(folder, version, adapter=adapter, thresholds=thresholds, provenance=provenance)
         release = publish(self.database, folder, version, report.to_dict(), hashes=self.hashes)
+        self._record(calibrations, version)
+        return release
+
+    def _record(self, calibrations: Mapping[str, DomainCalibration], version: int) -> None:
         for name, calibration in calibrations.items():
             add_calibration(self.database, name, calibration.thresholds, calibration.report, version)
-        return release
 
     def _tell(self, run_id: int, phase: str) -> None:
         update_run(self.database, run_id, progress={"phase": phase})

@@ -7,7 +7,7 @@ decode; a watcher notices releases that anyone published and swaps them in; ``re
 import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from adaptive_spec.decoding.engine import Engine
 from adaptive_spec.errors import AdaptiveSpecError, ReleaseError, RunError
 from adaptive_spec.models.loading import ModelPair, load_pair
 from adaptive_spec.pipeline import Pipeline
-from adaptive_spec.records.calibrations import add_calibration
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.releases import live_version
 from adaptive_spec.records.runs import active_run, fail_orphans
@@ -75,7 +74,8 @@ class Service:
         self.traces = TraceStore(self.database, records.folder, records.held_out_share)
         self.writer = Writer(self.database, self.traces, records)
         progress("models")
-        torch.set_num_threads(self.settings.model.threads or max(1, torch.get_num_threads() - 1))
+        self._threads = self.settings.model.threads or torch.get_num_threads()
+        torch.set_num_threads(self._threads)
         self.pair = self._given_pair or load_pair(self.settings.model)
         self.engine = Engine(self.pair, self.settings.decoder, self._listeners())
         self.engine.start()
@@ -129,8 +129,6 @@ class Service:
         self.writer.flush(10.0)
         with self._training:
             calibrations, version = self.pipeline.calibrate_live(self.engine.release, domain)
-        for name, calibration in calibrations.items():
-            add_calibration(self.database, name, calibration.thresholds, calibration.report, version)
         self._follow_live()
         return [
             {
@@ -164,7 +162,8 @@ class Service:
     def _run(self, run_id: int) -> None:
         try:
             self.writer.flush(10.0)
-            self.pipeline.retrain(run_id)
+            with self._cores_shared():
+                self.pipeline.retrain(run_id)
         except AdaptiveSpecError as error:
             logger.warning("run %d: %s", run_id, error)
         except Exception:
@@ -173,6 +172,19 @@ class Service:
             self._training.release()
         if not self._stopping.is_set():
             self._follow_live()
+
+    @contextlib.contextmanager
+    def _cores_shared(self) -> Iterator[None]:
+        """While a run trains, decode on the cores it leaves, unless the operator has fixed the number of threads."""
+        if self.settings.model.threads:
+            yield
+            return
+        left = max(1, self._threads - self.settings.learning.threads)
+        self.engine.call(lambda: torch.set_num_threads(left))  # on the engine's thread: the number is kept per thread
+        try:
+            yield
+        finally:
+            self.engine.call(lambda: torch.set_num_threads(self._threads))
 
     def _watch(self) -> None:
         while not self._stopping.wait(self.settings.releases.poll_seconds):
@@ -190,9 +202,7 @@ class Service:
         if version == self.engine.release.version or version in self._failed_versions:
             return
         try:
-            release = live_release(
-                self.database, self.settings.releases.folder, draft=self.pair.draft, hashes=self.pair.hashes
-            )
+            release = live_release(self.database, self.settings.releases.folder, hashes=self.pair.hashes)
             pause = self.engine.swap(release, self._deltas(release)).result()
         except (ReleaseError, OSError) as error:
             self._failed_versions.add(version)

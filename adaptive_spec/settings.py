@@ -34,7 +34,7 @@ class ModelSettings(_Section):
     draft: str = "bundled"  # "bundled": the draft that ships for the target; else a hub id or a folder
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: str = "cpu"
-    threads: int = Field(default=0, ge=0)  # 0: all cores but one while training may run
+    threads: int = Field(default=0, ge=0)  # 0: all cores; while a run trains, those it leaves
 
 
 class DecoderSettings(_Section):

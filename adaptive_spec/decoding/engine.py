@@ -16,10 +16,10 @@ import torch
 
 from adaptive_spec.core import Release, Request
 from adaptive_spec.decoding.decoder import Decoder, Listeners
-from adaptive_spec.decoding.reload import DraftWeights
 from adaptive_spec.decoding.slot import Delta
 from adaptive_spec.errors import BusyError
 from adaptive_spec.models.loading import ModelPair
+from adaptive_spec.models.weights import DraftWeights
 from adaptive_spec.settings import DecoderSettings
 
 logger = logging.getLogger(__name__)

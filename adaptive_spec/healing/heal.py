@@ -44,7 +44,7 @@ def cut_and_heal(target: str, layers: list[int], out: Path, recipe: Recipe, prog
         save_corpus(corpus, partial)
         partial.rename(corpus_path)
     corpus = load_corpus(corpus_path)
-    description = CutDraft(target, layers, model.config.vocab_size, model.config.hidden_size, asdict(recipe))
+    description = CutDraft(target, layers, model.config.vocab_size, model.config.hidden_size, recipe=asdict(recipe))
     history = train(draft, corpus, recipe, progress, lambda: save_draft(draft, out, description))
     written = sum(map(completion_length, corpus))
     figures = {"num_turns": len(corpus), "num_tokens_written": written, "history": history}

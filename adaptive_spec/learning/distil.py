@@ -28,7 +28,7 @@ from adaptive_spec.learning.batches import (
 )
 from adaptive_spec.learning.evaluate import score
 from adaptive_spec.learning.losses import bucketed_log_probs, distillation_loss
-from adaptive_spec.releases.adapter import load_adapter_delta, verify_adapter
+from adaptive_spec.releases.adapter import load_adapter_delta
 from adaptive_spec.settings import LearningSettings
 
 Progress = Callable[[dict[str, Any]], None]
@@ -228,13 +228,10 @@ def _wrap(draft: PreTrainedModel, settings: LearningSettings, parent_adapter: Pa
         if isinstance(module, nn.Linear) and module is not head
     }
     config = LoraConfig(r=settings.rank, lora_alpha=settings.rank, target_modules=sorted(linear), task_type="CAUSAL_LM")
-    start: dict[str, Tensor] | None = None
-    deltas: dict[str, Tensor] = {}
-    if parent_adapter is not None:
-        start, deltas = verify_adapter(parent_adapter, draft), load_adapter_delta(parent_adapter, draft)
+    deltas = load_adapter_delta(parent_adapter, draft) if parent_adapter is not None else {}
     model = get_peft_model(draft, config)
     assert isinstance(model, PeftModel)
-    if start is not None:
+    if deltas:
         set_peft_model_state_dict(model, _factors(_weights(model), deltas))
     return model
 

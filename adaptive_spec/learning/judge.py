@@ -5,16 +5,12 @@ exactly the positions that serving would have reached, so its outcomes are condi
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
-from transformers import PreTrainedModel
 
 from adaptive_spec.learning.evaluate import JudgedTrace, TraceScore, replay
 from adaptive_spec.records.observations import Observations
@@ -29,21 +25,6 @@ class Judgement:
     before: list[TraceScore]
     after: list[TraceScore]
     observations: dict[str, Observations]
-
-
-@contextmanager
-def merged(draft: PreTrainedModel, deltas: Mapping[str, Tensor]) -> Iterator[None]:
-    """Run a block with the draft's weights at base + deltas; the base comes back bit for bit."""
-    parameters = dict(draft.named_parameters())
-    base = {name: parameters[name].detach().clone() for name in deltas}
-    with torch.no_grad():
-        for name, delta in deltas.items():
-            parameters[name].add_(delta.to(parameters[name]))
-        try:
-            yield
-        finally:
-            for name, value in base.items():
-                parameters[name].copy_(value)
 
 
 def replay_observations(judged: Sequence[JudgedTrace], chain_length: int) -> dict[str, Observations]:

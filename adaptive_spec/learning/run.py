@@ -24,8 +24,9 @@ from adaptive_spec.core import Trace
 from adaptive_spec.errors import NotEnoughDataError
 from adaptive_spec.learning.distil import distil
 from adaptive_spec.learning.evaluate import judge, score, score_of
-from adaptive_spec.learning.judge import Judgement, merged, replay_observations, write_judgement
+from adaptive_spec.learning.judge import Judgement, replay_observations, write_judgement
 from adaptive_spec.models.loading import load_pair
+from adaptive_spec.models.weights import DraftWeights
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.runs import update_run
 from adaptive_spec.records.traces import TraceStore
@@ -79,10 +80,12 @@ def train(database: Database, settings: Settings, run_id: int, out: Path) -> Non
     pair = load_pair(settings.model)
     draft, hashes = pair.draft, pair.hashes
     del pair  # the target's own layers are not needed
-    parent = live_release(database, settings.releases.folder, draft=draft, hashes=hashes)
+    parent = live_release(database, settings.releases.folder, hashes=hashes)
     held_out = store.load(held_out=True)
-    with merged(draft, load_adapter_delta(Path(parent.adapter), draft) if parent.adapter else {}):
-        before = score(draft, held_out)
+    weights = DraftWeights(draft)
+    weights.merge(load_adapter_delta(Path(parent.adapter), draft) if parent.adapter else {})
+    before = score(draft, held_out)
+    weights.merge({})
     fitted, selection = split(traces)
     model, report = distil(
         draft, fitted, selection, settings.learning, tell, Path(parent.adapter) if parent.adapter else None

@@ -1,11 +1,13 @@
 """Drafts cut out of a target: the target's own first layers, embeddings and head shared, healed by distillation.
 
-A *cut draft* is a folder with ``draft.json`` (which layers, which target) and ``layers.safetensors`` (the layers and
-the last norm only, bfloat16).  Embeddings and head are never stored: they are the target's tensors.
+A *cut draft* is a folder with ``draft.json`` (which layers, which target, the recipe, a checksum) and
+``layers.safetensors`` (the layers and the last norm only, bfloat16).  Embeddings and head are never stored: they are
+the target's tensors.
 """
 
+import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ class CutDraft:
     layers: list[int]
     vocab_size: int
     hidden_size: int
+    sha256: str = ""  # of layers.safetensors; ``save_draft`` fills it in
     recipe: dict[str, Any] = field(default_factory=dict)
 
 
@@ -58,7 +61,8 @@ def save_draft(draft: PreTrainedModel, folder: Path, description: CutDraft) -> N
         if not name.startswith(_SHARED)
     }
     save_file(own, folder / "layers.safetensors", metadata={"format": "pt"})
-    (folder / "draft.json").write_text(json.dumps(asdict(description), indent=2) + "\n")
+    described = asdict(replace(description, sha256=_sha256(folder / "layers.safetensors")))
+    (folder / "draft.json").write_text(json.dumps(described, indent=2) + "\n")
 
 
 def load_cut_draft(folder: Path, target: PreTrainedModel) -> PreTrainedModel:
@@ -69,6 +73,8 @@ def load_cut_draft(folder: Path, target: PreTrainedModel) -> PreTrainedModel:
     """
     try:
         description = CutDraft(**json.loads((folder / "draft.json").read_text()))
+        if _sha256(folder / "layers.safetensors") != description.sha256:
+            raise ValueError("layers.safetensors has not the checksum that draft.json records")
         own = load_file(folder / "layers.safetensors")
     except (OSError, ValueError, TypeError, SafetensorError) as error:
         raise ModelError(
@@ -88,6 +94,10 @@ def load_cut_draft(folder: Path, target: PreTrainedModel) -> PreTrainedModel:
             f"The draft in {folder} lacks {missing[:3]} or has foreign tensors {unexpected[:3]}. Cut it again."
         )
     return draft
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _hollow_draft(target: PreTrainedModel, num_layers: int) -> PreTrainedModel:

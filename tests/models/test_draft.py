@@ -58,6 +58,9 @@ def test_damaged_drafts_are_refused(tmp_path: Path) -> None:
     weights.write_bytes(whole[:-50])
     with pytest.raises(ModelError):
         load_cut_draft(tmp_path, tiny_model(0))
+    weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(ModelError, match="checksum"):
+        load_cut_draft(tmp_path, tiny_model(0))
     weights.write_bytes(whole)
     description = json.loads((tmp_path / "draft.json").read_text())
     (tmp_path / "draft.json").write_text(json.dumps({**description, "layers": [0, 1]}))

@@ -1,9 +1,6 @@
 """The promises on the real quickstart models.  Minutes, not seconds: ``make test-slow``."""
 
-import hashlib
-import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -58,11 +55,3 @@ def test_the_bundled_draft_predicts_the_target(real_pair: ModelPair, engine: Eng
     question = encode(real_pair, "Tell me about the history of tea and how it is grown.")
     usage = engine.submit(Request("tea", question, params)).collect()[2].usage
     assert usage is not None and usage.num_accepted_draft_tokens / usage.num_draft_tokens > 0.1
-
-
-def test_the_bundled_draft_is_the_one_whose_checksum_is_recorded() -> None:
-    import adaptive_spec.models.loading as loading
-
-    folder = Path(loading.__file__).parent / "drafts" / "smollm2-135m"
-    recorded = json.loads((folder / "checksum.json").read_text())["layers.safetensors"]
-    assert hashlib.sha256((folder / "layers.safetensors").read_bytes()).hexdigest() == recorded

@@ -1,4 +1,4 @@
-"""New draft weights between two steps.
+"""The draft with a release on top: base weights plus deltas, in place.
 
 Always merged from a pristine copy into the live tensors in place: nothing drifts over many swaps, and whatever holds
 on to the tensors (a captured graph) stays valid.
