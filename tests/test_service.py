@@ -1,17 +1,22 @@
 """The whole loop on tiny real models: serve, record, retrain in a child process, gate, publish, hot-reload."""
 
+import copy
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
 
 from adaptive_spec.core import Request, SamplingParams
 from adaptive_spec.errors import ReleaseError
 from adaptive_spec.records.events import list_events
-from adaptive_spec.records.releases import set_live
+from adaptive_spec.records.releases import add_release, set_live
 from adaptive_spec.records.runs import get_run
 from adaptive_spec.records.statistics import domain_statistics
+from adaptive_spec.releases.bundle import bundle_name, write_bundle
 from adaptive_spec.service import Service
 from adaptive_spec.settings import Settings, load_settings
 from tests.conftest import byte_tokenizer, tiny_model
@@ -120,6 +125,50 @@ def test_a_damaged_release_is_refused_while_requests_run(service: Service, setti
     assert serve(service, 5, "a") == before[:5]
     assert service.engine.release.version == 0
     assert _refused(service)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "misshapen", "nan"])
+def test_a_bad_adapter_in_a_sound_bundle_is_refused_while_requests_run(
+    service: Service, settings: Settings, tmp_path: Path, damage: str
+) -> None:
+    """The manifest fits the bad file, so only a look at the tensors themselves can refuse it."""
+    before = serve(service, 8, "a")
+    adapter = tmp_path / "adapter"
+    get_peft_model(copy.deepcopy(service.pair.draft), LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(
+        str(adapter)
+    )
+    named = _damage(adapter / "adapter_model.safetensors", damage)
+    provenance = {"parent": 0, "hashes": dict(service.pair.hashes)}
+    write_bundle(settings.releases.folder, 1, adapter=adapter, thresholds={}, provenance=provenance)
+    add_release(service.database, 1, bundle_name(1), 0, {})
+    params = SamplingParams(max_tokens=60, ignore_eos=True, chain_length=3)
+    running = [service.engine.submit(Request(f"long-{i}", (i, 7, 9), params, domain="a")) for i in range(4)]
+    with pytest.raises(ReleaseError, match=named):
+        service.rollback(1, "try the bad one")
+    set_live(service.database, 1, "pointed to by another process that did not look")
+    assert all(stream.collect()[2].finish_reason == "length" for stream in running)
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and not _refused(service):
+        assert serve(service, 8, "a") == before
+    (refusal,) = [event for event in list_events(service.database, limit=50) if event.kind == "release_refused"]
+    assert re.search(named, refusal.detail["reason"])
+    assert service.engine.release.version == 0
+    assert serve(service, 8, "a") == before
+
+
+def _damage(weights: Path, damage: str) -> str:
+    """Damage an adapter's file; return what the refusal must name."""
+    if damage == "truncated":
+        weights.write_bytes(weights.read_bytes()[:-100])
+        return "cannot be read"
+    tensors = load_file(weights)
+    name = sorted(tensors)[0]
+    if damage == "misshapen":
+        save_file({**tensors, name: tensors[name][:, :-1].contiguous()}, weights)
+        return f"{re.escape(name)} has shape"
+    tensors[name][0, 0] = float("nan")
+    save_file(tensors, weights)
+    return f"{re.escape(name)} holds values that are not finite"
 
 
 def _refused(service: Service) -> bool:

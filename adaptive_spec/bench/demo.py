@@ -34,7 +34,7 @@ NUM_HELD_OUT = 12  # prompts a domain
 MIN_HELD_OUT = 6  # prompts a domain, however slow the machine is
 CONCURRENCY = 32
 _MAX_CONTEXT_TOKENS = 768
-_HELD_OUT_TOKENS, _TRAFFIC_TOKENS, _SPEED_TOKENS = 48, 96, 32
+_HELD_OUT_TOKENS, _TRAFFIC_TOKENS, _PROBE_TOKENS, _SPEED_TOKENS = 48, 96, 48, 32
 _HELD_OUT_SHARE, _TRAFFIC_SHARE, _TRAINING_SHARE = 0.11, 0.34, 0.28  # of the time budget
 
 
@@ -139,6 +139,8 @@ class _Demo:
         with ThreadPoolExecutor(CONCURRENCY) as pool:
             workers = [pool.submit(drain) for _ in range(CONCURRENCY)]
             self._watch(workers, title, answers)
+        place = {prompt.id: index for index, prompt in enumerate(prompts)}
+        answers.sort(key=lambda answer: place[answer.prompt.id])  # they end in the order of their acceptance
         self.timeline += answers
         return answers
 
@@ -162,17 +164,17 @@ class _Demo:
         """
         ends = time.monotonic() + self.budget * _TRAFFIC_SHARE
         waiting, served = self._shuffled(), list[Answer]()
-        total = len(waiting)
         with ThreadPoolExecutor(CONCURRENCY) as pool:
             while waiting and time.monotonic() < ends:
                 probes = [waiting.popleft() for _ in range(min(len(DOMAINS), len(waiting)))]
                 wave = [waiting.popleft() for _ in range(min(CONCURRENCY, len(waiting)))]
-                for prompts, chain_length in ((wave, 0), (probes, CHAIN_LENGTH)):
-                    workers = [pool.submit(self._serve, prompt, chain_length, served) for prompt in prompts]
-                    self._watch(workers, f"traffic ({total} prompts)", served)
+                plan = ((wave, 0, _TRAFFIC_TOKENS), (probes, CHAIN_LENGTH, _PROBE_TOKENS))
+                for prompts, length, tokens in plan:
+                    workers = [pool.submit(self._serve, prompt, length, tokens, served) for prompt in prompts]
+                    self._watch(workers, "traffic", served)
 
-    def _serve(self, prompt: Prompt, chain_length: int, served: list[Answer]) -> None:
-        answer = self.ask(prompt, chain_length, _TRAFFIC_TOKENS, record=True)
+    def _serve(self, prompt: Prompt, chain_length: int, max_tokens: int, served: list[Answer]) -> None:
+        answer = self.ask(prompt, chain_length, max_tokens, record=True)
         served.append(answer)
         self.timeline.append(answer)
 
@@ -191,7 +193,7 @@ class _Demo:
             while (run := self._get(f"/api/runs/{run_id}"))["state"] in ("queued", "running"):
                 if worker.done():
                     worker.result()
-                    worker = pool.submit(self._serve, waiting.popleft(), CHAIN_LENGTH, served)
+                    worker = pool.submit(self._serve, waiting.popleft(), CHAIN_LENGTH, _PROBE_TOKENS, served)
                     waiting = waiting or self._shuffled()
                 self.say(title, " ".join(f"{k}={_short(v)}" for k, v in (run.get("progress") or {}).items()))
                 time.sleep(1)
@@ -204,7 +206,7 @@ class _Demo:
             while run["release"] not in self.timeline[-1].releases:
                 if time.monotonic() > deadline:
                     raise RunError(f"Release {run['release']} did not go live within 60 s. See state/service.log.")
-                self._serve(waiting.popleft(), CHAIN_LENGTH, served)
+                self._serve(waiting.popleft(), CHAIN_LENGTH, _PROBE_TOKENS, served)
         self.say.done(title, f"release {run['release']} passed the gate and is live; {len(served)} requests meanwhile")
         return run
 

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
     settings = load_settings()
-    torch.set_num_threads(settings.model.threads or max(1, (os.cpu_count() or 2) // 2))
+    torch.set_num_threads(settings.model.threads or torch.get_num_threads())
     pair = load_pair(settings.model)
     rates = measure(pair, given.rounds, given.batch)
     report = summarise(rates, given.batch)

@@ -14,9 +14,6 @@ from adaptive_spec.releases.bundle import load_adapter_delta
 from adaptive_spec.settings import LearningSettings
 from tests.learning.toy import tiny_draft, toy_traces
 
-# peft 0.21 asks transformers 5.24 for a deprecated property
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-
 FAST = LearningSettings(rank=8, learning_rate=2e-2, batch_tokens=256, max_epochs=8)
 
 

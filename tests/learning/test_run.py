@@ -21,8 +21,6 @@ from adaptive_spec.releases.registry import publish
 from adaptive_spec.settings import Settings, load_settings
 from tests.learning.toy import toy_traces
 
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-
 
 @pytest.fixture
 def settings(tmp_path: Path, pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> Settings:

@@ -19,9 +19,6 @@ from adaptive_spec.errors import ReleaseError
 from adaptive_spec.releases.bundle import load_adapter_delta, read_bundle, verify_adapter, write_bundle
 from tests.learning.toy import tiny_draft
 
-# peft 0.21 asks transformers 5.24 for a deprecated property
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-
 HASHES = {"target": "a" * 64, "draft": "b" * 64}
 TABLE = {"code": Thresholds(1.25, 0.3, 5, (0.9, 0.8), 400), POOLED: Thresholds()}
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
