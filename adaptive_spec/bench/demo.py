@@ -35,6 +35,7 @@ MIN_HELD_OUT = 6  # prompts a domain, however slow the machine is
 CONCURRENCY = 32
 _MAX_CONTEXT_TOKENS = 768
 _HELD_OUT_TOKENS, _TRAFFIC_TOKENS, _PROBE_TOKENS, _SPEED_TOKENS = 48, 96, 48, 32
+_SHOWN = 8  # latest requests of a domain behind the figure on screen
 _HELD_OUT_SHARE, _TRAFFIC_SHARE, _TRAINING_SHARE = 0.11, 0.34, 0.28  # of the time budget
 
 
@@ -126,22 +127,20 @@ class _Demo:
 
     def _held_out(self, prompts: Sequence[Prompt], title: str, seconds: float = float("inf")) -> list[Answer]:
         """Every prompt, at the fixed chain length; on a slow machine fewer, but at least ``MIN_HELD_OUT`` a domain."""
-        answers: list[Answer] = []
-        ends, waiting = time.monotonic() + seconds, deque(enumerate(prompts))
+        first, ends, waiting = len(self.timeline), time.monotonic() + seconds, deque(enumerate(prompts))
 
         def drain() -> None:
             while waiting:
                 index, prompt = waiting.popleft()
                 if index >= MIN_HELD_OUT * len(DOMAINS) and time.monotonic() > ends:
                     return
-                answers.append(self.ask(prompt, CHAIN_LENGTH, _HELD_OUT_TOKENS))
+                self.timeline.append(self.ask(prompt, CHAIN_LENGTH, _HELD_OUT_TOKENS))
 
         with ThreadPoolExecutor(CONCURRENCY) as pool:
-            workers = [pool.submit(drain) for _ in range(CONCURRENCY)]
-            self._watch(workers, title, answers)
+            self._watch([pool.submit(drain) for _ in range(CONCURRENCY)], title, first)
         place = {prompt.id: index for index, prompt in enumerate(prompts)}
-        answers.sort(key=lambda answer: place[answer.prompt.id])  # they end in the order of their acceptance
-        self.timeline += answers
+        answers = sorted(self.timeline[first:], key=lambda answer: place[answer.prompt.id])
+        self.timeline[first:] = answers  # they ended in the order of their acceptance
         return answers
 
     def _speed(self, title: str, chain_lengths: list[int | None]) -> dict[int | None, list[Answer]]:
@@ -163,20 +162,18 @@ class _Demo:
         speculates, so that acceptance is seen as it is.
         """
         ends = time.monotonic() + self.budget * _TRAFFIC_SHARE
-        waiting, served = self._shuffled(), list[Answer]()
+        waiting, first = self._shuffled(), len(self.timeline)
         with ThreadPoolExecutor(CONCURRENCY) as pool:
             while waiting and time.monotonic() < ends:
                 probes = [waiting.popleft() for _ in range(min(len(DOMAINS), len(waiting)))]
                 wave = [waiting.popleft() for _ in range(min(CONCURRENCY, len(waiting)))]
                 plan = ((wave, 0, _TRAFFIC_TOKENS), (probes, CHAIN_LENGTH, _PROBE_TOKENS))
                 for prompts, length, tokens in plan:
-                    workers = [pool.submit(self._serve, prompt, length, tokens, served) for prompt in prompts]
-                    self._watch(workers, "traffic", served)
+                    workers = [pool.submit(self._serve, prompt, length, tokens) for prompt in prompts]
+                    self._watch(workers, "traffic", first)
 
-    def _serve(self, prompt: Prompt, chain_length: int, max_tokens: int, served: list[Answer]) -> None:
-        answer = self.ask(prompt, chain_length, max_tokens, record=True)
-        served.append(answer)
-        self.timeline.append(answer)
+    def _serve(self, prompt: Prompt, chain_length: int, max_tokens: int) -> None:
+        self.timeline.append(self.ask(prompt, chain_length, max_tokens, record=True))
 
     def _shuffled(self) -> deque[Prompt]:
         """Rounds of one prompt a domain, each domain in its own random order."""
@@ -187,13 +184,13 @@ class _Demo:
         """Trigger a run and keep requests going until its release is live."""
         title = "training while serving"
         run_id = self._post("/api/retrain")["run_id"]
-        waiting, served = self._shuffled(), list[Answer]()
+        waiting, first = self._shuffled(), len(self.timeline)
         with ThreadPoolExecutor(1) as pool:
             worker = pool.submit(lambda: None)
             while (run := self._get(f"/api/runs/{run_id}"))["state"] in ("queued", "running"):
                 if worker.done():
                     worker.result()
-                    worker = pool.submit(self._serve, waiting.popleft(), CHAIN_LENGTH, _PROBE_TOKENS, served)
+                    worker = pool.submit(self._serve, waiting.popleft(), CHAIN_LENGTH, _PROBE_TOKENS)
                     waiting = waiting or self._shuffled()
                 self.say(title, " ".join(f"{k}={_short(v)}" for k, v in (run.get("progress") or {}).items()))
                 time.sleep(1)
@@ -206,30 +203,29 @@ class _Demo:
             while run["release"] not in self.timeline[-1].releases:
                 if time.monotonic() > deadline:
                     raise RunError(f"Release {run['release']} did not go live within 60 s. See state/service.log.")
-                self._serve(waiting.popleft(), CHAIN_LENGTH, _PROBE_TOKENS, served)
-        self.say.done(title, f"release {run['release']} passed the gate and is live; {len(served)} requests meanwhile")
+                self._serve(waiting.popleft(), CHAIN_LENGTH, _PROBE_TOKENS)
+        served = len(self.timeline) - first
+        self.say.done(title, f"release {run['release']} passed the gate and is live; {served} requests meanwhile")
         return run
 
-    def _watch(self, workers: Sequence["Future[None]"], title: str, answers: list[Answer]) -> None:
-        """Show progress until all have ended."""
+    def _watch(self, workers: Sequence["Future[None]"], title: str, first: int) -> None:
+        """Show progress until all have ended; ``first``: where the phase begins in the timeline."""
         while not all(worker.done() for worker in workers):
             time.sleep(0.2)
-            self.say(title, self._line(answers))
+            self.say(title, self._line(first))
         for worker in workers:
             worker.result()
-        self.say.done(title, self._line(answers))
+        self.say.done(title, self._line(first))
 
-    def _line(self, answers: list[Answer]) -> str:
-        shown = " ".join(
-            f"{domain} {statistics.fmean(a.acceptance_length for a in rows):.2f}"
+    def _line(self, first: int) -> str:
+        answers = list(self.timeline)
+        latest = {
+            domain: [a.acceptance_length for a in answers if a.prompt.domain == domain and a.proposed][-_SHOWN:]
             for domain in DOMAINS
-            if (
-                rows := [a for a in list(self.timeline) + list(answers) if a.prompt.domain == domain and a.proposed][
-                    -8:
-                ]
-            )
-        )
-        return f"{len(answers)} answers · tokens a step: {shown} · {_recent_rate(list(answers)):.0f} tokens/s"
+        }
+        shown = " ".join(f"{domain} {statistics.fmean(values):.2f}" for domain, values in latest.items() if values)
+        rate = _recent_rate(answers[first:])
+        return f"{len(answers) - first} answers · tokens a step: {shown or '…'} · {rate:.0f} tokens/s"
 
     def _get(self, path: str) -> dict[str, Any]:
         reply = httpx2.get(self.url + path, timeout=60)

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from adaptive_spec.bench.corpora import DOMAINS, prompts
-from adaptive_spec.bench.lossless import check_lossless, encode, greedy_reference
+from adaptive_spec.bench.lossless import Z_LIMIT, check_lossless, encode, greedy_reference
 from adaptive_spec.core import Release, Request, SamplingParams
 from adaptive_spec.decoding.engine import Engine
 from adaptive_spec.models.loading import ModelPair, load_pair
 from adaptive_spec.settings import DecoderSettings, ModelSettings
+from adaptive_spec.verification.distribution import sample
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(5400)]
 
@@ -33,6 +34,18 @@ def test_two_hundred_prompts_are_token_exact_and_sampling_passes(real_pair: Mode
     report = check_lossless(real_pair, num_prompts=200, seed=0)
     assert report.passed, report.to_dict()
     assert report.num_identical >= 199
+
+
+def test_the_sampling_test_catches_a_draft_drawn_at_another_temperature(
+    real_pair: ModelPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sharpened(probs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+        return sample(probs**2, uniforms)  # temperature 0.5, verified as if it were 1
+
+    monkeypatch.setattr("adaptive_spec.decoding.decoder.sample", sharpened)
+    report = check_lossless(real_pair, num_prompts=32, seed=0)
+    assert not report.passed and abs(report.z) > Z_LIMIT, report.to_dict()
+    assert report.num_identical == 32
 
 
 def test_a_swap_in_mid_generation_changes_nothing(real_pair: ModelPair, engine: Engine) -> None:
