@@ -6,11 +6,13 @@ A model is a name that ``models fetch`` knows, a hub id, a folder or a GGUF file
 import hashlib
 import json
 import logging
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers.utils.logging
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from adaptive_spec.errors import ModelError
@@ -20,6 +22,8 @@ from adaptive_spec.models.gguf import convert_gguf
 from adaptive_spec.settings import ModelSettings
 
 logger = logging.getLogger(__name__)
+if not sys.stderr.isatty():
+    transformers.utils.logging.disable_progress_bar()  # a bar is noise in a log
 _BUNDLED = Path(__file__).parent / "drafts"
 
 
