@@ -134,6 +134,7 @@ def generate(
     temperature: Annotated[float, typer.Option(min=0, max=2, help="Sampling temperature; 0 is greedy.")] = 0.0,
     seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
     chain_length: Annotated[int | None, typer.Option(min=0, help="Fixed chain length; 0: no speculation.")] = None,
+    drafter: Annotated[str | None, typer.Option(help="model, ngram or combined; without it, the service's.")] = None,
     record: Annotated[bool, typer.Option(help="Let the service keep a trace for learning.")] = True,
     raw: Annotated[
         bool, typer.Option("--raw", help="Complete the prompt as it is, without the chat template.")
@@ -151,7 +152,7 @@ def generate(
         "stream": True,
         "stream_options": {"include_usage": True},
         "metadata": {"domain": domain} if domain else None,
-        "speculation": {"chain_length": chain_length, "record": record},
+        "speculation": {"chain_length": chain_length, "drafter": drafter, "record": record},
     } | ({"prompt": text} if raw else {"messages": [{"role": "user", "content": text}]})
     pieces: list[str] = []
     last: dict[str, Any] = {}
@@ -180,6 +181,7 @@ def stats(
     domain: Domain = None,
     release: Annotated[int | None, typer.Option(help="Only this release.")] = None,
     policy: Annotated[str | None, typer.Option(help="Only requests under: policy, fixed or off.")] = None,
+    drafter: Annotated[str | None, typer.Option(help="Only chains of: model or ngram.")] = None,
     url: Url = None,
     json_: Json = False,
 ) -> None:
@@ -188,9 +190,9 @@ def stats(
     def direct(database: "Database") -> dict[str, Any]:
         from adaptive_spec.serving import views
 
-        return views.stats(database, domain=domain, release=release, policy=policy)
+        return views.stats(database, domain=domain, release=release, policy=policy, drafter=drafter)
 
-    query = {"domain": domain, "release": release, "policy": policy}
+    query = {"domain": domain, "release": release, "policy": policy, "drafter": drafter}
     found = _ask(url, "/api/stats", query, direct)
     columns = (
         "domain",

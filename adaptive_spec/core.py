@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 DEFAULT_DOMAIN = "default"
+DRAFTERS = ("model", "ngram", "combined")  # combined: n-gram where a long enough suffix matches, else the model
 POOLED = "*"  # key of the thresholds that serve every domain without its own
 
 
@@ -25,6 +26,7 @@ class SamplingParams:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    drafter: str | None = None  # one of DRAFTERS; None: the decoder's setting
     chain_length: int | None = None  # None: the length policy decides; a number: exactly that; 0: no speculation
     record: bool = True  # False: statistics only, no trace is kept of this request
 
@@ -43,8 +45,9 @@ class Request:
 class Position:
     """One reached position of a chain: what the draft believed, and whether the target kept it.
 
-    confidence: the draft's largest probability before the calibration temperature, after the request's sampling
-    processing is *not* applied: softmax of the raw draft logits.  overlap: sum of min(target, draft) as verified.
+    confidence: the draft model's largest probability before the calibration temperature, softmax of its raw logits
+    (the request's sampling processing is *not* applied); of an n-gram chain, the acceptance expected of its match.
+    overlap: sum of min(target, draft) as verified.
     """
 
     confidence: float
@@ -60,6 +63,7 @@ class Step:
     domain: str
     release: int
     step_index: int
+    drafter: str  # who proposed the chain: model or ngram; empty when nothing was proposed
     chain_length: int  # tokens proposed
     num_accepted: int
     num_emitted: int

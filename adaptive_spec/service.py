@@ -81,6 +81,7 @@ class Service:
         self.engine.start()
         progress("cost of a step")
         self.cost = self._measure_cost()
+        self.engine.decoder.cost = self.cost
         self.pipeline = Pipeline(self.database, self.settings, self.cost, self.pair.hashes)
         progress("live release")
         self._follow_live()

@@ -46,6 +46,11 @@ class DecoderSettings(_Section):
     max_chain_length: int = Field(default=6, ge=0)
     explore_share: float = Field(default=0.03, ge=0, le=1)
     queue_limit: int = Field(default=256, ge=1)
+    drafter: Literal["model", "ngram", "combined"] = "model"
+    ngram_min_match: int = Field(default=2, ge=1)
+    ngram_max_match: int = Field(default=5, ge=1)
+    ngram_trusted_match: int = Field(default=3, ge=1)  # combined: the shortest match that goes before the model
+    ngram_store_tokens: int = Field(default=20_000, ge=0)  # of past outputs, per domain; 0: none are kept
 
 
 class RecordSettings(_Section):

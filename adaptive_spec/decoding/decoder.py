@@ -6,6 +6,7 @@ live rows at once.  It calls ``on_step``, ``on_finish`` and ``on_trace`` and nev
 
 import random
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,17 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adaptive_spec.core import FinishedRequest, Position, Release, Request, Step, Trace
+from adaptive_spec.core import DRAFTERS, FinishedRequest, Position, Release, Request, Step, StepCost, Trace
 from adaptive_spec.decoding.cache import RaggedCache
 from adaptive_spec.decoding.slot import Delta, Slot
 from adaptive_spec.decoding.text import TextStream
-from adaptive_spec.drafting.policy import ChainBudget, chain_budget
+from adaptive_spec.drafting.ngram import NOTHING, DomainMemory, Match, SuffixIndex
+from adaptive_spec.drafting.policy import ChainBudget, best_length, chain_budget
 from adaptive_spec.errors import BusyError, RequestError
 from adaptive_spec.models.loading import ModelPair
 from adaptive_spec.settings import DecoderSettings
 from adaptive_spec.verification.distribution import processed_probs, sample, sparse_log_probs
 from adaptive_spec.verification.exact import verify_greedy, verify_sampled
 
+_MOST_DOMAINS = 64  # whose past outputs are remembered; the domain least recently served makes room
 _COST_CONTEXT_TOKENS = 160  # where costs are measured: a short prompt and some output
 
 
@@ -51,7 +54,11 @@ class _Chains:
     confidences: list[list[float]]
     probs: Tensor | None  # [rows, chain, vocab]
     explored: list[bool]
+    matches: list[Match]  # of n-gram chains; NOTHING where the model drafted
     seconds: float
+
+    def drafter(self, row: int) -> str:
+        return "ngram" if self.matches[row].chain else "model" if self.lengths[row] else ""
 
 
 class Decoder:
@@ -62,8 +69,10 @@ class Decoder:
         self.settings = settings
         self.listeners = listeners
         self.release = Release()
+        self.cost: StepCost | None = None  # once measured, n-gram chains are as long as pays
         self.slots: list[Slot] = []
         self._random = random.Random(seed)
+        self._memories: OrderedDict[str, DomainMemory] = OrderedDict()
         self._eos = frozenset(pair.eos_token_ids)
         capacity = settings.max_context_tokens + settings.max_chain_length + 1
         self.target_cache = RaggedCache(pair.target, settings.slots, capacity)
@@ -91,6 +100,8 @@ class Decoder:
             )
         if params.chain_length is not None and not 0 <= params.chain_length <= self.settings.max_chain_length:
             raise RequestError(f"chain_length must lie in [0, {self.settings.max_chain_length}] or be left out.")
+        if params.drafter is not None and params.drafter not in DRAFTERS:
+            raise RequestError(f"drafter {params.drafter!r} is unknown; choose one of {', '.join(DRAFTERS)}.")
 
     @torch.inference_mode()
     def admit(self, request: Request, emit: Callable[[Delta], None], submitted: float) -> None:
@@ -105,7 +116,11 @@ class Decoder:
             submitted=submitted,
             started_at=datetime.now(UTC),
             decode_started=time.perf_counter(),
+            drafter=request.params.drafter or self.settings.drafter,
         )
+        if slot.drafter != "model":
+            slot.suffixes = SuffixIndex(self.settings.ngram_min_match, self._longest_match)
+            slot.suffixes.extend(slot.tokens)
         self._prefill(self.target_cache, len(self.slots), slot.tokens, 0, len(slot.tokens) - 1)
         slot.target_length = len(slot.tokens) - 1
         self.slots.append(slot)
@@ -189,11 +204,21 @@ class Decoder:
     def _draft(self) -> _Chains:
         began = time.perf_counter()
         budgets, explored = self._budgets()
-        count, width = len(self.slots), max(budget.limit for budget in budgets)
+        matches = self._matches(budgets, explored)
+        count = len(self.slots)
+        width = max(len(match.chain) or budget.limit for match, budget in zip(matches, budgets, strict=True))
         greedy = all(slot.request.params.temperature <= 0 for slot in self.slots)
         ids = torch.zeros(count, width, dtype=torch.long, device=self.pair.device)
         probs = None if greedy else torch.zeros(count, width, self.pair.vocab_size, device=self.pair.device)
         confidences: list[list[float]] = [[] for _ in self.slots]
+        for row, match in enumerate(matches):
+            length = len(match.chain)
+            ids[row, :length] = torch.tensor(match.chain, dtype=torch.long, device=ids.device)
+            if probs is not None:
+                probs[row, torch.arange(length), ids[row, :length]] = 1.0
+            confidences[row] += [
+                self._memory(self.slots[row].request.domain).acceptance.rate(match.match_length)
+            ] * length
         for position in range(width):
             rows = [row for row, budget in enumerate(budgets) if budget.wants_more]
             if not rows:
@@ -209,7 +234,7 @@ class Decoder:
             for row, top in zip(rows, tops, strict=True):
                 budgets[row].drew(top)
                 confidences[row].append(top)
-        lengths = [budget.drawn for budget in budgets]
+        lengths = [len(match.chain) or budget.drawn for match, budget in zip(matches, budgets, strict=True)]
         width = max(lengths)
         return _Chains(
             ids[:, :width],
@@ -217,8 +242,46 @@ class Decoder:
             confidences,
             None if probs is None else probs[:, :width],
             explored,
+            matches,
             time.perf_counter() - began,
         )
+
+    def _matches(self, budgets: list[ChainBudget], explored: list[bool]) -> list[Match]:
+        """The n-gram chain of each row, NOTHING where the model is to draft; budgets of the others become 0."""
+        matches = [NOTHING] * len(self.slots)
+        for row, slot in enumerate(self.slots):
+            if slot.suffixes is None:
+                continue
+            memory = self._memory(slot.request.domain)
+            match = memory.propose(slot.suffixes, self._room(slot))
+            if slot.drafter == "combined" and match.match_length < self.settings.ngram_trusted_match:
+                continue
+            budgets[row].limit = 0
+            rate = memory.acceptance.rate(match.match_length)
+            free = slot.request.params.chain_length is None and not explored[row]
+            length = best_length([rate] * len(match.chain), self.cost) if free else len(match.chain)
+            matches[row] = Match(match.chain[:length], match.match_length)
+        return matches
+
+    def _room(self, slot: Slot) -> int:
+        """The longest chain that a step of this row may propose."""
+        fixed = slot.request.params.chain_length
+        longest = self.settings.max_chain_length if fixed is None else fixed
+        return max(0, min(longest, slot.tokens_left - 1))
+
+    def _memory(self, domain: str) -> DomainMemory:
+        if domain not in self._memories:
+            settings = self.settings
+            memory = DomainMemory(settings.ngram_min_match, self._longest_match, settings.ngram_store_tokens)
+            self._memories[domain] = memory
+            if len(self._memories) > _MOST_DOMAINS:
+                self._memories.popitem(last=False)
+        self._memories.move_to_end(domain)
+        return self._memories[domain]
+
+    @property
+    def _longest_match(self) -> int:
+        return max(self.settings.ngram_min_match, self.settings.ngram_max_match)
 
     def _draft_logits(self, rows: list[int], ids: Tensor, position: int) -> Tensor:
         """Logits [rows, vocab] of the next draft token; feeds whatever the draft has not seen yet."""
@@ -267,8 +330,15 @@ class Decoder:
             before = len(slot.tokens)
             kept = slot.accept([*chain_ids[row][:accepted], next_tokens[row]], self._eos)
             slot.target_length = before + accepted
-            if length:
+            drafter = chains.drafter(row)
+            if drafter == "model":
                 slot.draft_length = min(before + length - 1, before + accepted)
+            if drafter == "ngram":
+                reached = min(accepted + 1, length)
+                memory = self._memory(slot.request.domain)
+                memory.acceptance.add(chains.matches[row].match_length, accepted, reached)
+            if slot.suffixes is not None:
+                slot.suffixes.extend(slot.tokens[before:])
             slot.num_steps += 1
             slot.num_draft_tokens += length
             slot.num_accepted += accepted
@@ -283,6 +353,7 @@ class Decoder:
                     domain=slot.request.domain,
                     release=self.release.version,
                     step_index=slot.num_steps - 1,
+                    drafter=drafter,
                     chain_length=length,
                     num_accepted=accepted,
                     num_emitted=kept,
@@ -318,9 +389,12 @@ class Decoder:
     def _leave(self, row: int) -> None:
         slot = self.slots[row]
         self.listeners.on_finish(slot.finished())
-        trace = slot.trace() if slot.finish_reason in ("stop", "length") else None
+        whole = slot.finish_reason in ("stop", "length")
+        trace = slot.trace() if whole else None
         if trace is not None:
             self.listeners.on_trace(trace)
+        if whole and slot.suffixes is not None and slot.request.params.record:
+            self._memory(slot.request.domain).store.add(slot.tokens[slot.prompt_tokens :])
         moved = self.slots.pop()
         if row < len(self.slots):
             self.target_cache.move(len(self.slots), row, moved.target_length)

@@ -11,6 +11,7 @@ import torch
 
 from adaptive_spec.core import FinishedRequest, Request, Trace
 from adaptive_spec.decoding.text import TextStream
+from adaptive_spec.drafting.ngram import SuffixIndex
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,8 @@ class Slot:
     random: random.Random
     submitted: float
     started_at: datetime
+    drafter: str = "model"
+    suffixes: SuffixIndex | None = None  # of the tokens, where n-gram chains are wanted
     target_length: int = 0
     draft_length: int = 0
     num_steps: int = 0

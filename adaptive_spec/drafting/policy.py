@@ -5,9 +5,10 @@ verified, so each drawn token still meets rejection sampling against the distrib
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from adaptive_spec.core import Thresholds
+from adaptive_spec.core import StepCost, Thresholds
 
 _EDGE = 1e-6
 
@@ -54,3 +55,25 @@ def chain_budget(
         return ChainBudget(min(maximum, room), 0.0, thresholds.temperature)
     limit = min(thresholds.max_chain_length, maximum, room)
     return ChainBudget(limit, thresholds.stop_below, thresholds.temperature)
+
+
+def best_length(survival: Sequence[float], cost: StepCost | None, draft_seconds: float = 0.0) -> int:
+    """Return the chain length with the largest expected goodput; ties go to the shorter.
+
+    Maximises (1 + sum over i <= n of survival_1 … survival_i) / (n draft_seconds + verify_seconds[n]).
+
+    Args:
+        survival: P(position accepted | reached), one per token that could be proposed.
+        cost: of this machine; None, not measured: the whole chain.
+        draft_seconds: per proposed token; 0 for an n-gram chain.
+    """
+    if cost is None:
+        return len(survival)
+    best, best_goodput, emitted, reach = 0, 1 / cost.verify_seconds[0], 1.0, 1.0
+    for length, share in enumerate(survival[: len(cost.verify_seconds) - 1], start=1):
+        reach *= share
+        emitted += reach
+        goodput = emitted / (length * draft_seconds + cost.verify_seconds[length])
+        if goodput > best_goodput:
+            best, best_goodput = length, goodput
+    return best

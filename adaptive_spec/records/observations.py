@@ -30,13 +30,19 @@ class Observations:
 
 
 def observations(
-    database: Database, *, release: int | None = None, domain: str | None = None, limit: int = 200_000
+    database: Database,
+    *,
+    release: int | None = None,
+    domain: str | None = None,
+    drafter: str = "model",
+    limit: int = 200_000,
 ) -> dict[str, Observations]:
     """Return observations per domain.
 
     Args:
         release: only of this release; confidences of different drafts do not mix.
         domain: only this one.
+        drafter: only its chains; the confidences of model and n-gram do not mean the same.
         limit: the newest so many steps.
     """
     columns = (
@@ -48,7 +54,8 @@ def observations(
         StepRow.overlaps,
         StepRow.explored,
     )
-    query = select(*columns).where(StepRow.num_reached > 0).order_by(StepRow.id.desc()).limit(limit)
+    drafted = (StepRow.num_reached > 0, StepRow.drafter == drafter)
+    query = select(*columns).where(*drafted).order_by(StepRow.id.desc()).limit(limit)
     if release is not None:
         query = query.where(StepRow.release == release)
     if domain is not None:

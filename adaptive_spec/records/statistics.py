@@ -67,6 +67,7 @@ def domain_statistics(
     release: int | None = None,
     since: datetime | None = None,
     policy: str | None = None,
+    drafter: str | None = None,
 ) -> list[DomainStatistics]:
     """Return one entry per domain with at least one step, sorted by domain.
 
@@ -75,9 +76,12 @@ def domain_statistics(
         release: only steps of this release; the speed then counts requests that it alone served.
         since: only steps and finishes at or after this time.
         policy: only requests that ran under "policy", "fixed" or "off"; leaves out requests still running.
+        drafter: only steps whose chain "model" or "ngram" proposed; the speed is of whole requests all the same.
     """
     with database.session_scope(read_only=True) as session:
         steps = _steps(domain, release, since, policy)
+        if drafter is not None:
+            steps.append(StepRow.drafter == drafter)
         sums: dict[str, _Sums] = defaultdict(_Sums)
         for row in session.execute(_step_sums(steps)):
             sums[row.domain].add(row)

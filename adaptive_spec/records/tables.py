@@ -109,6 +109,7 @@ class StepRow(Base):
     step_index: Mapped[int]
     domain: Mapped[str]
     release: Mapped[int]
+    drafter: Mapped[str]  # model, ngram, or empty when nothing was proposed
     chain_length: Mapped[int]
     num_accepted: Mapped[int]
     num_emitted: Mapped[int]

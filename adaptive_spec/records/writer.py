@@ -192,6 +192,7 @@ def _step_row(step: Step) -> dict[str, Any]:
         "step_index": int(step.step_index),
         "domain": step.domain,
         "release": int(step.release),
+        "drafter": step.drafter,
         "chain_length": int(step.chain_length),
         "num_accepted": int(step.num_accepted),
         "num_emitted": int(step.num_emitted),

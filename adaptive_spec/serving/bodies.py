@@ -44,10 +44,15 @@ class _Body(BaseModel):
 
 
 class Speculation(BaseModel):
-    """The extension field: chain_length None follows the length policy, 0 turns speculation off."""
+    """The extension field.
+
+    drafter: None takes the decoder's.  chain_length: None follows the length policy, 0 turns speculation off.
+    record: False keeps no trace and no output of this request.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
+    drafter: Literal["model", "ngram", "combined"] | None = None
     chain_length: int | None = Field(default=None, ge=0)
     record: bool = True
 
@@ -191,6 +196,7 @@ def _params(body: GenerationBody, max_tokens: int) -> SamplingParams:
         seed=body.seed,
         stop=tuple(text for text in stop if text),
         ignore_eos=body.ignore_eos,
+        drafter=body.speculation.drafter,
         chain_length=body.speculation.chain_length,
         record=body.speculation.record,
     )

@@ -79,8 +79,10 @@ def _reads(service: Service) -> APIRouter:
         return views.domains(service.database)
 
     @router.get("/stats")
-    def stats(domain: str | None = None, release: int | None = None, policy: str | None = None) -> dict[str, Any]:
-        return views.stats(service.database, domain=domain, release=release, policy=policy)
+    def stats(
+        domain: str | None = None, release: int | None = None, policy: str | None = None, drafter: str | None = None
+    ) -> dict[str, Any]:
+        return views.stats(service.database, domain=domain, release=release, policy=policy, drafter=drafter)
 
     @router.get("/series")
     def series(domain: str | None = None, limit: Limit = 500) -> dict[str, Any]:

@@ -41,10 +41,15 @@ def domains(database: Database) -> dict[str, Any]:
 
 
 def stats(
-    database: Database, *, domain: str | None = None, release: int | None = None, policy: str | None = None
+    database: Database,
+    *,
+    domain: str | None = None,
+    release: int | None = None,
+    policy: str | None = None,
+    drafter: str | None = None,
 ) -> dict[str, Any]:
     """Acceptance and speed per domain."""
-    rows = statistics.domain_statistics(database, domain=domain, release=release, policy=policy)
+    rows = statistics.domain_statistics(database, domain=domain, release=release, policy=policy, drafter=drafter)
     return {"domains": plain(rows)}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from adaptive_spec.core import FinishedRequest, Release, Request, SamplingParams, Step, Thresholds, Trace
+from adaptive_spec.core import FinishedRequest, Release, Request, SamplingParams, Step, StepCost, Thresholds, Trace
 from adaptive_spec.decoding.decoder import Listeners
 from adaptive_spec.decoding.engine import Engine
 from adaptive_spec.errors import BusyError, ReleaseError, RequestError
@@ -63,6 +63,56 @@ def test_greedy_equals_the_target_alone_in_a_ragged_batch(
     streams = [engine.submit(Request(str(i), p, params)) for i, p in enumerate(prompts(8))]
     for prompt, stream in zip(prompts(8), streams, strict=True):
         assert stream.collect()[1] == greedy_of_target(pair, prompt, 25)
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "combined"])
+@pytest.mark.parametrize("chain_length", [3, None])
+def test_greedy_equals_the_target_alone_whoever_drafts(
+    engine: Engine, heard: Heard, pair: ModelPair, drafter: str, chain_length: int | None
+) -> None:
+    """Prompts that repeat themselves, in a batch with rows that the model drafts for."""
+    texts = [prompt * 2 for prompt in prompts(6)]
+    for turn in range(2):  # the second time the outputs are remembered
+        streams = [
+            engine.submit(
+                Request(
+                    f"{turn}-{i}",
+                    prompt,
+                    SamplingParams(max_tokens=25, chain_length=chain_length, drafter=drafter if i % 3 else "model"),
+                )
+            )
+            for i, prompt in enumerate(texts)
+        ]
+        for prompt, stream in zip(texts, streams, strict=True):
+            assert stream.collect()[1] == greedy_of_target(pair, prompt, 25)
+    lookups = [step for step in heard.steps if step.drafter == "ngram"]
+    again = [step for step in lookups if step.request_id.startswith("1-")]
+    assert sum(step.num_accepted for step in again) > 0.6 * sum(step.chain_length for step in again) > 0
+    assert any(step.drafter == "model" for step in heard.steps)
+    for step in heard.steps:
+        assert (step.drafter == "") == (step.chain_length == 0)
+        assert len(step.positions) == min(step.num_accepted + 1, step.chain_length)
+
+
+def test_outputs_of_requests_that_are_not_recorded_are_not_remembered(engine: Engine, heard: Heard) -> None:
+    params = SamplingParams(max_tokens=25, chain_length=3, drafter="ngram", record=False)
+    for turn in range(2):
+        engine.submit(Request(str(turn), (5, 6, 7), params)).collect()
+    first, second = ([s.chain_length for s in heard.steps if s.request_id == str(turn)] for turn in range(2))
+    assert first == second
+
+
+def test_n_gram_chains_are_only_as_long_as_pays(pair: ModelPair, heard: Heard) -> None:
+    settings = SETTINGS.model_copy(update={"explore_share": 0.0, "drafter": "ngram"})
+    engine = Engine(pair, settings, heard.listeners)
+    engine.decoder.cost = StepCost(1.0, (1.0, 9.0, 9.0, 9.0, 9.0), "a machine where verifying chains never pays")
+    engine.start()
+    prompt = prompts(1)[0] * 3
+    assert engine.submit(Request("a", prompt, SamplingParams(max_tokens=20))).collect()[1] == greedy_of_target(
+        pair, prompt, 20
+    )
+    engine.stop()
+    assert {step.chain_length for step in heard.steps} == {0}
 
 
 def test_chains_are_accepted_and_outcomes_are_consistent(engine: Engine, heard: Heard) -> None:
@@ -152,13 +202,23 @@ def test_length_zero_is_obeyed_and_still_explored(pair: ModelPair, heard: Heard)
 
 
 @pytest.mark.parametrize("explore_share", [0.0, 0.5])
-@pytest.mark.parametrize("stop_below", [0.0, 0.6])
-def test_sampled_output_has_the_targets_distribution(pair: ModelPair, explore_share: float, stop_below: float) -> None:
-    """Chi-square of the second token over many seeds, for several length policies and mixed batches."""
+@pytest.mark.parametrize(("stop_below", "drafter"), [(0.0, "model"), (0.6, "model"), (0.0, "ngram"), (0.6, "combined")])
+def test_sampled_output_has_the_targets_distribution(
+    pair: ModelPair, explore_share: float, stop_below: float, drafter: str
+) -> None:
+    """Chi-square of the second token over many seeds, for several length policies, drafters and mixed batches."""
     settings = DecoderSettings(
-        slots=16, max_context_tokens=64, max_chain_length=3, explore_share=explore_share, queue_limit=4000
+        slots=16,
+        max_context_tokens=64,
+        max_chain_length=3,
+        explore_share=explore_share,
+        queue_limit=4000,
+        drafter=drafter,  # type: ignore[arg-type]
+        ngram_min_match=1,
+        ngram_trusted_match=1,
     )
-    engine = Engine(pair, settings)
+    heard = Heard()
+    engine = Engine(pair, settings, heard.listeners)
     engine.start()
     engine.swap(
         Release(version=1, thresholds={"*": Thresholds(stop_below=stop_below, max_chain_length=3)}), {}
@@ -168,8 +228,13 @@ def test_sampled_output_has_the_targets_distribution(pair: ModelPair, explore_sh
     streams = [engine.submit(Request(str(s), prompt, p)) for s, p in enumerate(params)]
     samples = torch.tensor([stream.collect()[1] for stream in streams])
     engine.stop()
+    assert heard_drafters(heard) >= ({"ngram"} if drafter != "model" else {"model"})
     for position in (1, 2):
         assert _chi_square_p(pair, prompt, samples, position) > 1e-4
+
+
+def heard_drafters(heard: Heard) -> set[str]:
+    return {step.drafter for step in heard.steps}
 
 
 def _chi_square_p(pair: ModelPair, prompt: tuple[int, ...], samples: torch.Tensor, position: int) -> float:
@@ -222,6 +287,7 @@ def test_bad_requests_are_refused_and_others_go_on(engine: Engine) -> None:
         ((1,), SamplingParams(top_p=0)),
         ((1,), SamplingParams(max_tokens=0)),
         ((1,), SamplingParams(chain_length=99)),
+        ((1,), SamplingParams(drafter="oracle")),
     ]:
         with pytest.raises(RequestError):
             engine.submit(Request("bad", prompt, params))

@@ -84,3 +84,11 @@ def test_series_is_ordered_by_time(example: Database) -> None:
 
 def test_domains(example: Database) -> None:
     assert list_domains(example) == ["code", "law"]
+
+
+def test_chains_of_one_drafter(example: Database) -> None:
+    record(example, make_step("d", 0, drafter="ngram", chain_length=2, positions=((0.5, 1.0, True), (0.5, 1.0, True))))
+    (ngram,) = domain_statistics(example, domain="code", drafter="ngram")
+    (model,) = domain_statistics(example, domain="code", drafter="model")
+    assert (ngram.num_spec_steps, ngram.num_draft_tokens, ngram.num_accepted_draft_tokens) == (1, 2, 2)
+    assert (model.num_spec_steps, model.num_draft_tokens, model.num_accepted_draft_tokens) == (3, 8, 3)
