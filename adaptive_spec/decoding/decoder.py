@@ -1,7 +1,8 @@
 """The step loop: draft a chain, verify it in one target forward, emit.  Called by the engine thread only.
 
-Reads like this: ``admit`` prefills a request into a row; ``step`` runs ``_draft``, ``_verify`` and ``_emit`` over all
-live rows at once.  It calls ``on_step``, ``on_finish`` and ``on_trace`` and never learns who listens.
+Reads like this: ``admit`` gives a request a row, ``fill`` brings prompts into the cache chunk by chunk, ``step`` runs
+``_draft``, ``_verify`` and ``_emit`` over all live rows at once.  Rows 0 … are live, those after them are filling.  It
+calls ``on_step``, ``on_finish`` and ``on_trace`` and never learns who listens.
 """
 
 import random
@@ -62,7 +63,7 @@ class _Chains:
 
 
 class Decoder:
-    """Owns both models' caches and the live rows."""
+    """Owns both models' caches and their rows."""
 
     def __init__(self, pair: ModelPair, settings: DecoderSettings, listeners: Listeners, seed: int = 0) -> None:
         self.pair = pair
@@ -70,7 +71,8 @@ class Decoder:
         self.listeners = listeners
         self.release = Release()
         self.cost: StepCost | None = None  # once measured, n-gram chains are as long as pays
-        self.slots: list[Slot] = []
+        self.slots: list[Slot] = []  # live: the whole prompt is in the cache
+        self.filling: list[Slot] = []
         self._random = random.Random(seed)
         self._memories: OrderedDict[str, DomainMemory] = OrderedDict()
         self._eos = frozenset(pair.eos_token_ids)
@@ -80,7 +82,11 @@ class Decoder:
 
     @property
     def has_room(self) -> bool:
-        return len(self.slots) < self.settings.slots
+        return self.num_active < self.settings.slots
+
+    @property
+    def num_active(self) -> int:
+        return len(self.slots) + len(self.filling)
 
     def check(self, request: Request) -> None:
         """Raise RequestError for a request that cannot be served as asked."""
@@ -103,9 +109,8 @@ class Decoder:
         if params.drafter is not None and params.drafter not in DRAFTERS:
             raise RequestError(f"drafter {params.drafter!r} is unknown; choose one of {', '.join(DRAFTERS)}.")
 
-    @torch.inference_mode()
     def admit(self, request: Request, emit: Callable[[Delta], None], submitted: float) -> None:
-        """Prefill all but the last prompt token of a request into a new row of the target's cache."""
+        """Give a request the next free row."""
         seed = request.params.seed
         slot = Slot(
             request=request,
@@ -121,9 +126,27 @@ class Decoder:
         if slot.drafter != "model":
             slot.suffixes = SuffixIndex(self.settings.ngram_min_match, self._longest_match)
             slot.suffixes.extend(slot.tokens)
-        self._prefill(self.target_cache, len(self.slots), slot.tokens, 0, len(slot.tokens) - 1)
-        slot.target_length = len(slot.tokens) - 1
-        self.slots.append(slot)
+        self.filling.append(slot)
+
+    @torch.inference_mode()
+    def fill(self) -> None:
+        """Prefill at most ``prefill_chunk_tokens`` prompt tokens, so that live rows never wait for a long prompt.
+
+        A row goes live when all but the last token of its prompt is in the target's cache.
+        """
+        budget = self.settings.prefill_chunk_tokens
+        while self.filling and budget > 0:
+            slot, row = self.filling[0], len(self.slots)
+            stop = min(slot.target_length + budget, len(slot.tokens) - 1)
+            self._prefill(self.target_cache, row, slot.tokens, slot.target_length, stop)
+            budget -= stop - slot.target_length
+            slot.target_length = stop
+            if stop == len(slot.tokens) - 1:
+                self.slots.append(self.filling.pop(0))
+
+    def fail_filling(self, message: str) -> None:
+        """End the request whose prompt could not be prefilled; no other row was touched."""
+        self._end_filling(0, "error", message)
 
     def _prefill(self, cache: RaggedCache, row: int, tokens: list[int], start: int, stop: int) -> None:
         chunk = self.settings.prefill_chunk_tokens
@@ -151,14 +174,19 @@ class Decoder:
                 slot.send([])
                 self._leave(row)
                 return
+        for index, slot in enumerate(self.filling):
+            if slot.request.request_id == request_id:
+                self._end_filling(index, "cancelled")
+                return
 
     def fail_all(self, message: str) -> None:
         """End every live request with an error: the caches can no longer be trusted."""
-        for slot in self.slots:
+        for slot in (*self.slots, *self.filling):
             slot.finish_reason = "error"
             slot.emit(Delta("", [], "error", slot.usage(), error=message))
             self.listeners.on_finish(slot.finished())
         self.slots.clear()
+        self.filling.clear()
 
     def draft_changed(self) -> None:
         """Forget the draft's cache: it was computed by other weights.  Rows rebuild theirs when they next draft."""
@@ -396,10 +424,29 @@ class Decoder:
         if whole and slot.suffixes is not None and slot.request.params.record:
             self._memory(slot.request.domain).store.add(slot.tokens[slot.prompt_tokens :])
         moved = self.slots.pop()
-        if row < len(self.slots):
-            self.target_cache.move(len(self.slots), row, moved.target_length)
-            self.draft_cache.move(len(self.slots), row, moved.draft_length)
+        hole = len(self.slots)
+        if row < hole:
+            self._move(moved, hole, row)
             self.slots[row] = moved
+        if self.filling:
+            moved = self.filling.pop()
+            self._move(moved, hole + 1 + len(self.filling), hole)
+            self.filling.insert(0, moved)
+
+    def _end_filling(self, index: int, reason: str, message: str | None = None) -> None:
+        slot = self.filling[index]
+        slot.finish_reason = reason
+        slot.emit(Delta("", [], reason, slot.usage(), error=message))
+        self.listeners.on_finish(slot.finished())
+        moved = self.filling.pop()
+        if index < len(self.filling):
+            first = len(self.slots)
+            self._move(moved, first + len(self.filling), first + index)
+            self.filling[index] = moved
+
+    def _move(self, slot: Slot, source: int, destination: int) -> None:
+        self.target_cache.move(source, destination, slot.target_length)
+        self.draft_cache.move(source, destination, slot.draft_length)
 
     def _processed(self, rows: list[int], logits: Tensor) -> Tensor:
         params = [self.slots[row].request.params for row in rows]

@@ -80,7 +80,7 @@ class Engine:
 
     @property
     def num_active(self) -> int:
-        return len(self.decoder.slots)
+        return self.decoder.num_active
 
     @property
     def queue_depth(self) -> int:
@@ -158,9 +158,9 @@ class Engine:
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not (self._jobs or self._waiting or self.decoder.slots or self._stopping):
+                while not (self._jobs or self._waiting or self.decoder.num_active or self._stopping):
                     self._changed.wait()
-                if self._stopping and not self.decoder.slots:
+                if self._stopping and not self.decoder.num_active:
                     self._refuse_rest()
                     return
                 jobs = list(self._jobs)
@@ -168,12 +168,21 @@ class Engine:
             for job, future in jobs:
                 self._do(job, future)
             self._admit()
-            if self.decoder.slots:
-                try:
-                    self.decoder.step()
-                except Exception as error:
-                    logger.exception("a decoding step failed; its requests are ended with an error")
-                    self.decoder.fail_all(f"decoding failed: {error}")
+            self._advance()
+
+    def _advance(self) -> None:
+        if self.decoder.filling:
+            try:
+                self.decoder.fill()
+            except Exception as error:
+                logger.exception("a prompt could not be prefilled; its request is ended with an error")
+                self.decoder.fail_filling(f"the prompt could not be prefilled: {error}")
+        if self.decoder.slots:
+            try:
+                self.decoder.step()
+            except Exception as error:
+                logger.exception("a decoding step failed; its requests are ended with an error")
+                self.decoder.fail_all(f"decoding failed: {error}")
 
     def _do(self, job: Callable[[], Any], future: "Future[Any]") -> None:
         try:

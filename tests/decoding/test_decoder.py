@@ -308,3 +308,63 @@ def test_cancel_and_queue_limit(pair: ModelPair) -> None:
     waiting[0].cancel()
     assert waiting[0].collect()[2].finish_reason == "cancelled"
     engine.stop()
+
+
+def test_a_long_prompt_does_not_stall_the_others(pair: ModelPair, heard: Heard) -> None:
+    """Chunks of 7: a prompt of 120 tokens takes 18 rounds, and the live row makes a step in each."""
+    engine = Engine(pair, SETTINGS, heard.listeners)
+    short = engine.submit(Request("short", (1, 2), SamplingParams(max_tokens=100, ignore_eos=True, chain_length=0)))
+    long = engine.submit(Request("long", (3,) * 120, SamplingParams(max_tokens=5, ignore_eos=True)))
+    engine.start()
+    assert len(short.collect()[1]) == 100
+    assert long.collect()[1] == greedy_of_target(pair, (3,) * 120, 5)
+    engine.stop()
+    first = next(index for index, step in enumerate(heard.steps) if step.request_id == "long")
+    assert [step.request_id for step in heard.steps[:first]].count("short") >= 17
+
+
+def test_a_prompt_that_cannot_be_prefilled_fails_alone(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(pair, SETTINGS)
+    prefill = engine.decoder._prefill
+
+    def out_of_memory(cache: object, row: int, tokens: list[int], start: int, stop: int) -> None:
+        if 99 in tokens:
+            raise RuntimeError("out of memory")
+        prefill(cache, row, tokens, start, stop)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine.decoder, "_prefill", out_of_memory)
+    params = SamplingParams(max_tokens=20)
+    texts = [(1, 2, 3), (99, 4, 5), (6, 7, 8)]
+    streams = [engine.submit(Request(str(i), prompt, params)) for i, prompt in enumerate(texts)]
+    engine.start()
+    good, bad, last = (stream.collect() for stream in streams)
+    engine.stop()
+    assert bad[2].finish_reason == "error" and "out of memory" in str(bad[2].error)
+    assert good[1] == greedy_of_target(pair, texts[0], 20) and last[1] == greedy_of_target(pair, texts[2], 20)
+
+
+def test_rows_that_come_and_go_keep_their_own_text(pair: ModelPair, heard: Heard) -> None:
+    """Many prompts of many lengths, some cancelled while they fill or decode, through few rows."""
+    engine = Engine(pair, SETTINGS.model_copy(update={"queue_limit": 100}), heard.listeners)
+    rng = random.Random(3)
+    texts = [tuple(rng.randrange(256) for _ in range(rng.choice([1, 5, 40, 90]))) for _ in range(60)]
+    params = [
+        SamplingParams(max_tokens=rng.randrange(1, 30), chain_length=rng.choice([0, 2, None]), drafter=drafter)
+        for drafter in rng.choices(["model", "ngram", "combined"], k=60)
+    ]
+    streams = [engine.submit(Request(str(i), t, p)) for i, (t, p) in enumerate(zip(texts, params, strict=True))]
+    engine.start()
+    cancelled = set(rng.sample(range(60), 15))
+    for index in sorted(cancelled):
+        while engine.queue_depth > 60 - index:
+            time.sleep(0.001)
+        streams[index].cancel()
+    for index, stream in enumerate(streams):
+        _, tokens, last = stream.collect()
+        wanted = greedy_of_target(pair, texts[index], params[index].max_tokens)
+        if index in cancelled and last.finish_reason == "cancelled":
+            assert tokens == wanted[: len(tokens)]
+        else:
+            assert tokens == wanted
+    engine.stop()
+    assert engine.num_active == 0
