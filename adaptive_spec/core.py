@@ -17,18 +17,31 @@ POOLED = "*"  # key of the thresholds that serve every domain without its own
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one request wants its tokens.  temperature 0 is greedy; top_k 0 and top_p 1 are off."""
+    """How one request wants its tokens.
+
+    temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off.  repetition_penalty divides or multiplies the logits
+    of tokens in prompt or output (1: off); presence_penalty and frequency_penalty are taken off the logits of tokens in
+    the output, once and per occurrence (0: off).
+    """
 
     max_tokens: int = 128
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     seed: int | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     drafter: str | None = None  # one of DRAFTERS; None: the decoder's setting
     chain_length: int | None = None  # None: the length policy decides; a number: exactly that; 0: no speculation
     record: bool = True  # False: statistics only, no trace is kept of this request
+
+    @property
+    def penalises(self) -> bool:
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from adaptive_spec.drafting.policy import ChainBudget, best_length, chain_budget
 from adaptive_spec.errors import BusyError, RequestError
 from adaptive_spec.models.loading import ModelPair
 from adaptive_spec.settings import DecoderSettings
-from adaptive_spec.verification.distribution import processed_probs, sample, sparse_log_probs
+from adaptive_spec.verification.distribution import penalised_logits, processed_probs, sample, sparse_log_probs
 from adaptive_spec.verification.exact import verify_greedy, verify_sampled
 
 _MOST_DOMAINS = 64  # whose past outputs are remembered; the domain least recently served makes room
@@ -60,6 +60,16 @@ class _Chains:
 
     def drafter(self, row: int) -> str:
         return "ngram" if self.matches[row].chain else "model" if self.lengths[row] else ""
+
+
+@dataclass(slots=True)
+class _Verdict:
+    """What one verification said.  logits: [rows, chain + 1, vocab], as the target gave them and after penalties."""
+
+    logits: Tensor
+    penalised: Tensor
+    num_accepted: list[int]
+    next_tokens: list[int]
 
 
 class Decoder:
@@ -104,6 +114,10 @@ class Decoder:
             raise RequestError(
                 "Need max_tokens >= 1, temperature >= 0, 0 < top_p <= 1 and top_k >= 0; correct the request."
             )
+        if not 0 <= params.min_p <= 1 or not 0 < params.repetition_penalty <= 10:
+            raise RequestError("Need 0 <= min_p <= 1 and 0 < repetition_penalty <= 10; correct the request.")
+        if not (-2 <= params.presence_penalty <= 2 and -2 <= params.frequency_penalty <= 2):
+            raise RequestError("presence_penalty and frequency_penalty must lie in [-2, 2]; correct the request.")
         if params.chain_length is not None and not 0 <= params.chain_length <= self.settings.max_chain_length:
             raise RequestError(f"chain_length must lie in [0, {self.settings.max_chain_length}] or be left out.")
         if params.drafter is not None and params.drafter not in DRAFTERS:
@@ -160,9 +174,8 @@ class Decoder:
         """Run one step for every live row."""
         chains = self._draft()
         began = time.perf_counter()
-        logits, num_accepted, next_tokens = self._verify(chains)
-        verify_seconds = time.perf_counter() - began
-        self._emit(chains, logits, num_accepted, next_tokens, verify_seconds)
+        verdict = self._verify(chains)
+        self._emit(chains, verdict, time.perf_counter() - began)
         for row in reversed([row for row, slot in enumerate(self.slots) if slot.finish_reason]):
             self._leave(row)
 
@@ -253,6 +266,7 @@ class Decoder:
                 break
             logits = self._draft_logits(rows, ids, position)
             tops = logits.float().softmax(-1).amax(-1).tolist()
+            logits = self._penalised(rows, logits[:, None], ids[rows, :position], position)[:, 0]
             if probs is None:
                 drawn = logits.argmax(-1)
             else:
@@ -328,35 +342,34 @@ class Decoder:
         starts = torch.tensor([self.slots[row].draft_length for row in rows], device=self.pair.device)
         return self.draft_cache.forward(rows, padded, starts, last=lengths - 1)
 
-    def _verify(self, chains: _Chains) -> tuple[Tensor, list[int], list[int]]:
-        """One target forward over last token and chain.  Returns logits [rows, chain + 1, vocab] and the verdict."""
+    def _verify(self, chains: _Chains) -> _Verdict:
+        """One target forward over last token and chain, and what the verifier makes of it."""
         rows = list(range(len(self.slots)))
         device = self.pair.device
         last = torch.tensor([[slot.tokens[-1]] for slot in self.slots], device=device)
         starts = torch.tensor([slot.target_length for slot in self.slots], device=device)
         logits = self.target_cache.forward(rows, torch.cat([last, chains.ids], dim=1), starts)
+        penalised = self._penalised(rows, logits, chains.ids, 0)
         lengths = torch.tensor(chains.lengths, device=device)
         if chains.probs is None:
-            num_accepted, next_tokens = verify_greedy(logits.argmax(-1), chains.ids, lengths)
+            num_accepted, next_tokens = verify_greedy(penalised.argmax(-1), chains.ids, lengths)
         else:
             width = chains.ids.shape[1]
             accept = torch.tensor(
                 [[slot.random.random() for _ in range(width)] for slot in self.slots], device=device
             ).view(len(rows), width)
             num_accepted, next_tokens = verify_sampled(
-                self._processed(rows, logits), chains.probs, chains.ids, lengths, accept, self._uniforms(rows)
+                self._processed(rows, penalised), chains.probs, chains.ids, lengths, accept, self._uniforms(rows)
             )
-        return logits, num_accepted.tolist(), next_tokens.tolist()
+        return _Verdict(logits, penalised, num_accepted.tolist(), next_tokens.tolist())
 
-    def _emit(
-        self, chains: _Chains, logits: Tensor, num_accepted: list[int], next_tokens: list[int], verify_seconds: float
-    ) -> None:
+    def _emit(self, chains: _Chains, verdict: _Verdict, verify_seconds: float) -> None:
         chain_ids = chains.ids.tolist()
         batch_size = len(self.slots)
         for row, slot in enumerate(self.slots):
-            length, accepted = chains.lengths[row], num_accepted[row]
+            length, accepted = chains.lengths[row], verdict.num_accepted[row]
             before = len(slot.tokens)
-            kept = slot.accept([*chain_ids[row][:accepted], next_tokens[row]], self._eos)
+            kept = slot.accept([*chain_ids[row][:accepted], verdict.next_tokens[row]], self._eos)
             slot.target_length = before + accepted
             drafter = chains.drafter(row)
             if drafter == "model":
@@ -373,7 +386,7 @@ class Decoder:
             if self.release.version not in slot.releases:
                 slot.releases.append(self.release.version)
             if self._keeps_trace(slot):
-                slot.keep_targets(*sparse_log_probs(logits[row, :kept], self.listeners.trace_top_k))
+                slot.keep_targets(*sparse_log_probs(verdict.logits[row, :kept], self.listeners.trace_top_k))
             slot.send(slot.tokens[before:])
             self.listeners.on_step(
                 Step(
@@ -389,7 +402,7 @@ class Decoder:
                     draft_seconds=chains.seconds,
                     verify_seconds=verify_seconds,
                     batch_size=batch_size,
-                    positions=self._positions(chains, logits, row, accepted),
+                    positions=self._positions(chains, verdict.penalised, row, accepted),
                     at=datetime.now(UTC),
                 )
             )
@@ -448,6 +461,28 @@ class Decoder:
         self.target_cache.move(source, destination, slot.target_length)
         self.draft_cache.move(source, destination, slot.draft_length)
 
+    def _penalised(self, rows: list[int], logits: Tensor, chain: Tensor, first: int) -> Tensor:
+        """Apply each row's penalties.  logits: [rows, positions, vocab], of chain positions ``first`` …; chain:
+        [rows, …], the tokens drafted before them."""
+        concerned = [index for index, row in enumerate(rows) if self.slots[row].request.params.penalises]
+        if not concerned:
+            return logits
+        logits = logits.clone()
+        for index in concerned:
+            slot, drafted = self.slots[rows[index]], chain[index].tolist()
+            params = slot.request.params
+            prompt, output = slot.tokens[: slot.prompt_tokens], slot.tokens[slot.prompt_tokens :]
+            for position in range(logits.shape[1]):
+                logits[index, position] = penalised_logits(
+                    logits[index, position],
+                    prompt,
+                    output + drafted[: first + position],
+                    params.repetition_penalty,
+                    params.presence_penalty,
+                    params.frequency_penalty,
+                )
+        return logits
+
     def _processed(self, rows: list[int], logits: Tensor) -> Tensor:
         params = [self.slots[row].request.params for row in rows]
         device = logits.device
@@ -456,6 +491,7 @@ class Decoder:
             torch.tensor([p.temperature for p in params], device=device),
             torch.tensor([p.top_k for p in params], device=device),
             torch.tensor([p.top_p for p in params], device=device),
+            torch.tensor([p.min_p for p in params], device=device),
         )
 
     def _uniforms(self, rows: list[int]) -> Tensor:

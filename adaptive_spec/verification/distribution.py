@@ -1,13 +1,48 @@
-"""Processed distributions: what sampling temperature, top-k and top-p make of logits.
+"""Processed distributions: what penalties, sampling temperature, min-p, top-k and top-p make of logits.
 
 Draft and target go through the same function, and what is verified against is what was sampled from.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 
-def processed_probs(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+def penalised_logits(
+    logits: Tensor,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    repetition_penalty: float,
+    presence_penalty: float,
+    frequency_penalty: float,
+) -> Tensor:
+    """Return the logits of one position after the penalties.
+
+    Args:
+        logits: [vocab].
+        prompt, output: the tokens before the position.
+        repetition_penalty: over both; positive logits are divided by it, others multiplied (Keskar et al. 2019).
+        presence_penalty, frequency_penalty: over the output, as OpenAI's API defines them.
+
+    Returns:
+        [vocab] float32.
+    """
+    logits = logits.float().clone()
+    if repetition_penalty != 1:
+        seen = torch.tensor(sorted({*prompt, *output}), dtype=torch.long, device=logits.device)
+        values = logits[seen]
+        logits[seen] = torch.where(values > 0, values / repetition_penalty, values * repetition_penalty)
+    if output and (presence_penalty or frequency_penalty):
+        emitted = torch.tensor(output, dtype=torch.long, device=logits.device)
+        tokens, counts = emitted.unique(return_counts=True)
+        logits[tokens] -= presence_penalty + frequency_penalty * counts
+    return logits
+
+
+def processed_probs(
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor | None = None
+) -> Tensor:
     """Return the distribution that a request samples from.
 
     Args:
@@ -15,6 +50,7 @@ def processed_probs(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: T
         temperature: [rows]; 0 is greedy and gives a one-hot distribution on the largest logit.
         top_k: [rows]; 0 keeps every token.
         top_p: [rows]; 1 keeps every token, else the smallest set of mass >= top_p, after top-k.
+        min_p: [rows]; drops tokens less probable than min_p times the most probable one, before top-k.
 
     Returns:
         [rows, positions, vocab] float32, each a distribution.
@@ -22,7 +58,11 @@ def processed_probs(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: T
     logits = logits.float()
     greedy = temperature <= 0
     scaled = logits / torch.where(greedy, 1.0, temperature)[:, None, None]
-    probs = _truncated(scaled.softmax(-1), top_k, top_p)
+    probs = scaled.softmax(-1)
+    if min_p is not None and bool((min_p > 0).any()):
+        probs = probs * (probs >= min_p[:, None, None] * probs.amax(-1, keepdim=True))
+        probs = probs / probs.sum(-1, keepdim=True)
+    probs = _truncated(probs, top_k, top_p)
     if bool(greedy.any()):
         one_hot = torch.zeros_like(probs).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
         probs = torch.where(greedy[:, None, None], one_hot, probs)

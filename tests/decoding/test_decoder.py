@@ -368,3 +368,56 @@ def test_rows_that_come_and_go_keep_their_own_text(pair: ModelPair, heard: Heard
             assert tokens == wanted
     engine.stop()
     assert engine.num_active == 0
+
+
+@pytest.mark.parametrize("drafter", ["model", "combined"])
+def test_penalised_greedy_output_is_the_targets_own(
+    engine: Engine, pair: ModelPair, heard: Heard, drafter: str
+) -> None:
+    """Against transformers' own repetition penalty; a neighbour without one is left alone."""
+    texts = prompts(4, seed=8)
+    params = SamplingParams(max_tokens=25, chain_length=4, repetition_penalty=1.3, drafter=drafter)
+    plain = engine.submit(Request("plain", texts[0], SamplingParams(max_tokens=25, chain_length=4)))
+    streams = [engine.submit(Request(str(i), prompt, params)) for i, prompt in enumerate(texts)]
+    for prompt, stream in zip(texts, streams, strict=True):
+        output = pair.target.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=25,
+            do_sample=False,
+            repetition_penalty=1.3,
+        )
+        assert stream.collect()[1] == output[0, len(prompt) :].tolist()
+    assert plain.collect()[1] == greedy_of_target(pair, texts[0], 25)
+    assert any(step.num_accepted for step in heard.steps if step.request_id != "plain")
+
+
+def test_penalised_sampling_has_the_penalised_distribution(pair: ModelPair) -> None:
+    """Second token after a fixed first one, by chi-square against the penalised target, chains drafted and not."""
+    from scipy.stats import chisquare
+
+    from adaptive_spec.verification.distribution import penalised_logits
+
+    runs, prompt = 1500, (10, 20, 30)
+    engine = Engine(pair, DecoderSettings(slots=16, max_context_tokens=64, max_chain_length=3, queue_limit=4000))
+    engine.start()
+    params = [
+        SamplingParams(
+            max_tokens=2, temperature=0.8, top_k=4, frequency_penalty=2.0, seed=s, ignore_eos=True, chain_length=1
+        )
+        for s in range(runs)
+    ]
+    streams = [engine.submit(Request(str(s), prompt, p)) for s, p in enumerate(params)]
+    samples = torch.tensor([stream.collect()[1] for stream in streams])
+    engine.stop()
+    first = int(samples[:, 0].mode().values)
+    drawn = samples[samples[:, 0] == first, 1]
+    with torch.no_grad():
+        logits = pair.target(torch.tensor([[*prompt, first]])).logits[0, -1]
+    penalised = penalised_logits(logits, prompt, [first], 1.0, 0.0, 2.0).view(1, 1, -1)
+    probs = processed_probs(penalised, torch.tensor([0.8]), torch.tensor([4]), torch.tensor([1.0]))[0, 0].double()
+    probs = probs / probs.sum()
+    tokens = probs.nonzero().flatten().tolist()
+    assert set(drawn.tolist()) <= set(tokens)
+    observed = [int((drawn == token).sum()) for token in tokens]
+    assert chisquare(observed, [float(probs[token]) * len(drawn) for token in tokens]).pvalue > 1e-4

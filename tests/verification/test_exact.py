@@ -1,11 +1,12 @@
 """Exact verification against worked examples, a plain-loop reference, and by distribution."""
 
+import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from adaptive_spec.verification.distribution import processed_probs, sample
+from adaptive_spec.verification.distribution import penalised_logits, processed_probs, sample
 from adaptive_spec.verification.exact import verify_greedy, verify_sampled
 
 VOCAB = 5
@@ -82,13 +83,22 @@ def test_a_zero_length_chain_draws_from_the_target() -> None:
     st.floats(0.1, 3),
     st.integers(0, 12),
     st.floats(0.05, 1),
+    st.one_of(st.just(0.0), st.floats(0.01, 1)),
 )
-def test_processing_matches_a_plain_loop(logits: list[float], temperature: float, top_k: int, top_p: float) -> None:
+def test_processing_matches_a_plain_loop(
+    logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
     row = torch.tensor(logits)
     ours = processed_probs(
-        row.view(1, 1, -1), torch.tensor([temperature]), torch.tensor([top_k]), torch.tensor([top_p])
+        row.view(1, 1, -1),
+        torch.tensor([temperature]),
+        torch.tensor([top_k]),
+        torch.tensor([top_p]),
+        torch.tensor([min_p]),
     )[0, 0]
     probs = (row / temperature).softmax(-1).tolist()
+    assume(all(abs(p - min_p * max(probs)) > 1e-6 for p in probs) or min_p == 1.0 == max(probs))
+    probs = [p if p >= min_p * max(probs) else 0.0 for p in probs]
     order = sorted(range(len(probs)), key=lambda i: -probs[i])
     kept = order[:top_k] if top_k else order
     total, mass, chosen = sum(probs[i] for i in kept), 0.0, []
@@ -101,6 +111,15 @@ def test_processing_matches_a_plain_loop(logits: list[float], temperature: float
         wanted = torch.tensor([probs[i] / mass if i in chosen else 0.0 for i in range(len(probs))])
         assert torch.allclose(ours, wanted, atol=1e-5)
     assert abs(float(ours.sum()) - 1) < 1e-5
+
+
+def test_penalties_by_hand() -> None:
+    """Token 0 in the prompt, token 1 in prompt and output, token 2 twice in the output, token 3 nowhere."""
+    logits = torch.tensor([2.0, -2.0, 1.0, 0.5])
+    found = penalised_logits(logits, [0, 1], [1, 2, 2], 2.0, 0.25, 0.5)
+    assert found.tolist() == pytest.approx([1.0, -4.0 - 0.75, 0.5 - 1.25, 0.5])
+    assert logits.tolist() == [2.0, -2.0, 1.0, 0.5]
+    assert penalised_logits(logits, [0], [], 1.0, 0.25, 0.5).tolist() == logits.tolist()
 
 
 def test_greedy_processing_is_one_hot_and_sampling_never_draws_the_impossible() -> None:
