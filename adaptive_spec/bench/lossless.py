@@ -18,6 +18,7 @@ from adaptive_spec.models.loading import ModelPair
 from adaptive_spec.settings import DecoderSettings
 
 Z_LIMIT = 4.0
+_SLOTS = 32
 _TIE = 1e-3  # logits closer than this are a tie in low precision
 
 
@@ -58,7 +59,10 @@ def check_lossless(
     texts = [row.text for rows in zip(*(prompts(domain) for domain in DOMAINS), strict=False) for row in rows]
     encoded = [encode(pair, text) for text in (texts * (num_prompts // len(texts) + 1))[:num_prompts]]
     longest = max(map(len, encoded)) + max_tokens
-    engine = Engine(pair, DecoderSettings(max_context_tokens=longest, max_chain_length=chain_length, queue_limit=4096))
+    settings = DecoderSettings(
+        slots=_SLOTS, max_context_tokens=longest, max_chain_length=chain_length, queue_limit=max(1, num_prompts)
+    )
+    engine = Engine(pair, settings)
     engine.start()
     try:
         greedy = SamplingParams(max_tokens=max_tokens, chain_length=chain_length)

@@ -31,7 +31,7 @@ def engine(real_pair: ModelPair) -> Iterator[Engine]:
 
 
 def test_two_hundred_prompts_are_token_exact_and_sampling_passes(real_pair: ModelPair) -> None:
-    report = check_lossless(real_pair, num_prompts=200, seed=0)
+    report = check_lossless(real_pair, num_prompts=200, seed=0, max_tokens=32)
     assert report.passed, report.to_dict()
     assert report.num_identical >= 199
 
