@@ -331,10 +331,13 @@ def check_lossless(
 ) -> None:
     """Check that speculation changes nothing the target would say."""
     from adaptive_spec.bench.lossless import check_lossless as check
+    from adaptive_spec.bench.progress import Teller
     from adaptive_spec.models.loading import load_pair
     from adaptive_spec.settings import load_settings
 
-    report = check(load_pair(load_settings().model), num_prompts, seed)
+    tell = Teller(sys.stderr)
+    report = check(load_pair(load_settings().model), num_prompts, seed, progress=tell)
+    tell.done("check-lossless", "passed" if report.passed else "FAILED")
     details = report.to_dict()
     _say(details, "\n".join(f"{name}: {value}" for name, value in details.items()), json_)
     raise typer.Exit(0 if report.passed else 1)

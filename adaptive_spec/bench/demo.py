@@ -26,6 +26,7 @@ import httpx2
 
 from adaptive_spec.bench.corpora import DOMAINS, Prompt, split
 from adaptive_spec.bench.demo_report import Answer, Findings, build_report, draw, print_table
+from adaptive_spec.bench.progress import Teller
 from adaptive_spec.errors import RunError
 from adaptive_spec.models.fetch import fetch
 
@@ -48,7 +49,7 @@ def run_demo(output: Path, seed: int, time_budget_seconds: float) -> Path:
     state = output / "state"
     shutil.rmtree(state, ignore_errors=True)
     state.mkdir(parents=True)
-    say = _Teller()
+    say = Teller()
     say("models", "fetching the quickstart target (once)")
     fetch("smollm2-135m", lambda part: say("models", part))
     with _service(state, time_budget_seconds * _TRAINING_SHARE, say) as url:
@@ -64,7 +65,7 @@ def run_demo(output: Path, seed: int, time_budget_seconds: float) -> Path:
 class _Demo:
     """One run against a running service."""
 
-    def __init__(self, url: str, seed: int, say: "_Teller", budget: float) -> None:
+    def __init__(self, url: str, seed: int, say: Teller, budget: float) -> None:
         from openai import OpenAI
 
         self.url = url
@@ -240,31 +241,8 @@ class _Demo:
         return found
 
 
-class _Teller:
-    """Progress: one line rewritten on a terminal, a line every ten seconds elsewhere."""
-
-    def __init__(self) -> None:
-        self._began = time.monotonic()
-        self._last = 0.0
-        self._terminal = sys.stdout.isatty()
-
-    def __call__(self, title: str, text: str) -> None:
-        now = time.monotonic()
-        if now - self._last < (0.3 if self._terminal else 10):
-            return
-        self._last = now
-        line = f"[{now - self._began:4.0f} s] {title}: {text}"
-        print(f"\r\x1b[2K{line[:150]}" if self._terminal else line, end="" if self._terminal else "\n", flush=True)
-
-    def done(self, title: str, text: str) -> None:
-        """End a phase with a line that stays."""
-        self._last = 0.0
-        start = "\r\x1b[2K" if self._terminal else ""
-        print(f"{start}[{time.monotonic() - self._began:4.0f} s] {title}: {text or 'done'}", flush=True)
-
-
 @contextmanager
-def _service(state: Path, training_seconds: float, say: _Teller) -> Iterator[str]:
+def _service(state: Path, training_seconds: float, say: Teller) -> Iterator[str]:
     """Run ``adaptive-spec serve`` on a free port with everything it writes below ``state``."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -299,7 +277,7 @@ def _service(state: Path, training_seconds: float, say: _Teller) -> Iterator[str
             process.kill()
 
 
-def _wait_ready(url: str, process: "subprocess.Popen[bytes]", log: Path, say: _Teller) -> None:
+def _wait_ready(url: str, process: "subprocess.Popen[bytes]", log: Path, say: Teller) -> None:
     deadline = time.monotonic() + 180
     while time.monotonic() < deadline:
         if process.poll() is not None:

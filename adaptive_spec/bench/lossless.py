@@ -7,6 +7,7 @@ error follows from the same positions.  Tokens from a distribution closer to the
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,12 +50,15 @@ def check_lossless(
     *,
     max_tokens: int = 48,
     chain_length: int = 4,
-    progress: Callable[[int, int], None] = lambda done, of: None,
+    progress: Callable[[str, str], None] = lambda phase, text: None,
 ) -> LosslessReport:
     """Compare the engine with the target alone.
 
     The greedy reference is transformers' own ``generate``, one prompt at a time; the engine decodes in batches with
     speculation on.
+
+    Args:
+        progress: called with a phase and how far it is.
     """
     texts = [row.text for rows in zip(*(prompts(domain) for domain in DOMAINS), strict=False) for row in rows]
     encoded = [encode(pair, text) for text in (texts * (num_prompts // len(texts) + 1))[:num_prompts]]
@@ -66,11 +70,11 @@ def check_lossless(
     engine.start()
     try:
         greedy = SamplingParams(max_tokens=max_tokens, chain_length=chain_length)
-        ours = _decode(engine, encoded, greedy)
+        ours = _decode(engine, encoded, greedy, partial(progress, "greedy"))
         sampled_params = SamplingParams(
             max_tokens=max_tokens, chain_length=chain_length, temperature=1.0, seed=seed, ignore_eos=True
         )
-        sampled = _decode(engine, encoded, sampled_params)
+        sampled = _decode(engine, encoded, sampled_params, partial(progress, "sampled"))
     finally:
         engine.stop()
     identical, ties, first = 0, 0, None
@@ -82,7 +86,7 @@ def check_lossless(
             ties += 1
         elif first is None:
             first = f"prompt {index}: {tokens[:12]} … against {reference[:12]} …"
-        progress(index + 1, num_prompts)
+        progress("target alone", f"{index + 1} of {num_prompts}, {identical} identical")
     surplus = torch.cat([_surplus(pair, p, t) for p, t in zip(encoded, sampled, strict=True)]).double()
     z = float(surplus.mean() / (surplus.std() / math.sqrt(len(surplus)) + 1e-12))
     return LosslessReport(num_prompts, identical, ties, len(surplus), float(surplus.mean()), z, first)
@@ -111,9 +115,15 @@ def greedy_reference(pair: ModelPair, prompt: tuple[int, ...], max_tokens: int) 
     return tokens
 
 
-def _decode(engine: Engine, encoded: list[tuple[int, ...]], params: SamplingParams) -> list[list[int]]:
+def _decode(
+    engine: Engine, encoded: list[tuple[int, ...]], params: SamplingParams, progress: Callable[[str], None]
+) -> list[list[int]]:
     streams = [engine.submit(Request(f"check-{index}", prompt, params)) for index, prompt in enumerate(encoded)]
-    return [stream.collect()[1] for stream in streams]
+    outputs: list[list[int]] = []
+    for stream in streams:
+        outputs.append(stream.collect()[1])
+        progress(f"{len(outputs)} of {len(streams)}")
+    return outputs
 
 
 @torch.inference_mode()
