@@ -1,0 +1,37 @@
+"""The check passes on a sound decoder, and catches one that is not."""
+
+import pytest
+import torch
+
+from adaptive_spec.bench.lossless import Z_LIMIT, check_lossless
+from adaptive_spec.models.loading import ModelPair
+from adaptive_spec.verification.distribution import sample
+
+
+def test_a_sound_decoder_passes_and_progress_is_told(pair: ModelPair) -> None:
+    told: list[tuple[str, str]] = []
+    report = check_lossless(pair, 12, max_tokens=24, progress=lambda phase, text: told.append((phase, text)))
+    assert report.passed and report.num_identical == 12 and report.num_sampled_tokens == 12 * 24
+    assert [phase for phase, _ in told[::12]] == ["greedy", "sampled", "target alone"]
+
+
+def test_a_draft_drawn_at_another_temperature_than_verified_is_caught(
+    pair: ModelPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sharpened(probs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+        return sample(probs**2, uniforms)
+
+    monkeypatch.setattr("adaptive_spec.decoding.decoder.sample", sharpened)
+    report = check_lossless(pair, 40, max_tokens=40)
+    assert not report.passed and abs(report.z) > Z_LIMIT
+    assert report.num_identical == 40
+
+
+def test_a_wrong_token_is_named(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def reference(pair: ModelPair, prompt: tuple[int, ...], max_tokens: int) -> list[int]:
+        return [1] * max_tokens
+
+    monkeypatch.setattr("adaptive_spec.bench.lossless.greedy_reference", reference)
+    report = check_lossless(pair, 3, max_tokens=8)
+    assert not report.passed and report.num_identical == 0
+    assert report.first_difference is not None and report.first_difference.startswith("prompt 0")
