@@ -137,7 +137,7 @@ class _Demo:
                     return
                 self.timeline.append(self.ask(prompt, CHAIN_LENGTH, _HELD_OUT_TOKENS))
 
-        with ThreadPoolExecutor(CONCURRENCY) as pool:
+        with _pool(CONCURRENCY) as pool:
             self._watch([pool.submit(drain) for _ in range(CONCURRENCY)], title, first)
         place = {prompt.id: index for index, prompt in enumerate(prompts)}
         answers = sorted(self.timeline[first:], key=lambda answer: place[answer.prompt.id])
@@ -164,7 +164,7 @@ class _Demo:
         """
         ends = time.monotonic() + self.budget * _TRAFFIC_SHARE
         waiting, first = self._shuffled(), len(self.timeline)
-        with ThreadPoolExecutor(CONCURRENCY) as pool:
+        with _pool(CONCURRENCY) as pool:
             while waiting and time.monotonic() < ends:
                 probes = [waiting.popleft() for _ in range(min(len(DOMAINS), len(waiting)))]
                 wave = [waiting.popleft() for _ in range(min(CONCURRENCY, len(waiting)))]
@@ -186,7 +186,7 @@ class _Demo:
         title = "training while serving"
         run_id = self._post("/api/retrain")["run_id"]
         waiting, first = self._shuffled(), len(self.timeline)
-        with ThreadPoolExecutor(1) as pool:
+        with _pool(1) as pool:
             worker = pool.submit(lambda: None)
             while (run := self._get(f"/api/runs/{run_id}"))["state"] in ("queued", "running"):
                 if worker.done():
@@ -242,6 +242,18 @@ class _Demo:
 
 
 @contextmanager
+def _pool(size: int) -> Iterator[ThreadPoolExecutor]:
+    """Threads that an interruption does not wait for: their requests fail when the service ends."""
+    pool = ThreadPoolExecutor(size)
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
+
+
+@contextmanager
 def _service(state: Path, training_seconds: float, say: Teller) -> Iterator[str]:
     """Run ``adaptive-spec serve`` on a free port with everything it writes below ``state``."""
     with socket.socket() as probe:
@@ -264,7 +276,11 @@ def _service(state: Path, training_seconds: float, say: Teller) -> Iterator[str]
     url = f"http://127.0.0.1:{port}"
     with open(state / "service.log", "wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "adaptive_spec.cli", "serve"], stdout=log, stderr=log, env=environment
+            [sys.executable, "-m", "adaptive_spec.cli", "serve"],
+            stdout=log,
+            stderr=log,
+            env=environment,
+            start_new_session=True,  # Ctrl-C reaches the demo alone, which then ends the service
         )
     try:
         _wait_ready(url, process, state / "service.log", say)

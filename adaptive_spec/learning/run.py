@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from adaptive_spec.core import Trace
-from adaptive_spec.errors import NotEnoughDataError
+from adaptive_spec.errors import NotEnoughDataError, RunError
 from adaptive_spec.learning.distil import distil
 from adaptive_spec.learning.evaluate import judge, score, score_of
 from adaptive_spec.learning.judge import Judgement, replay_observations, write_judgement
@@ -133,12 +133,15 @@ def _provenance(settings: Settings, traces: Sequence[Trace], parent: int, hashes
 
 
 class _Teller:
-    """Writes progress to the run's row, at most once a second."""
+    """Writes progress to the run's row, at most once a second, and ends a run whose service was killed."""
 
     def __init__(self, database: Database, run_id: int) -> None:
         self._database, self._run_id, self._last = database, run_id, 0.0
+        self._parent = os.getppid()
 
     def __call__(self, progress: dict[str, Any], now: bool = False) -> None:
+        if os.getppid() != self._parent:
+            raise RunError("The service that started this run is gone. Start it again, then retrain.")
         if now or time.monotonic() - self._last >= _PROGRESS_SECONDS:
             self._last = time.monotonic()
             update_run(self._database, self._run_id, progress=progress)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from adaptive_spec.core import Trace
-from adaptive_spec.errors import NotEnoughDataError
+from adaptive_spec.errors import NotEnoughDataError, RunError
 from adaptive_spec.learning import run
 from adaptive_spec.models.loading import ModelPair
 from adaptive_spec.records.database import Database
@@ -80,6 +80,17 @@ def test_a_failure_is_written_to_the_row(database: Database, settings: Settings,
         start(database, settings, tmp_path)
     record = get_run(database, 1)
     assert record.state == "failed" and "0 traces, 10 needed" in str(record.error)
+
+
+def test_a_run_whose_service_was_killed_ends(
+    database: Database, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store(database, settings, toy_traces(60, seed=1, states=64, step=5))
+    parents = iter([1234, 1234])
+    monkeypatch.setattr(os, "getppid", lambda: next(parents, 1))  # after a while, the init process
+    with pytest.raises(RunError, match="is gone"):
+        start(database, settings, tmp_path)
+    assert get_run(database, 1).state == "failed"
 
 
 def test_split_keeps_prompts_together() -> None:
