@@ -45,11 +45,7 @@ def cut_and_heal(target: str, layers: list[int], out: Path, recipe: Recipe, prog
         partial.rename(corpus_path)
     corpus = load_corpus(corpus_path)
     description = CutDraft(target, layers, model.config.vocab_size, model.config.hidden_size, recipe=asdict(recipe))
-    history: list[dict[str, float]] = []
-    for cycle in range(recipe.cycles):
-        of_cycle = replace(recipe, seed=recipe.seed + cycle)
-        rows = train(draft, corpus, of_cycle, progress, lambda: save_draft(draft, out, description))
-        history += [{"cycle": cycle, **row} for row in rows]
+    history = train(draft, corpus, recipe, progress, lambda: save_draft(draft, out, description))
     written = sum(map(completion_length, corpus))
     figures = {"num_turns": len(corpus), "num_tokens_written": written, "history": history}
     save_draft(draft, out, replace(description, recipe={**asdict(recipe), **figures}))

@@ -14,7 +14,6 @@ class Recipe:
 
     num_tokens: tokens written and kept.  rows: conversations written at once.  user_tokens, answer_tokens: the longest
     turn.  temperatures: of the answers, in turn; 0 is greedy.  exclude: patterns that no kept conversation matches.
-    cycles: how often the learning rate rises and falls; each cycle has ``steps`` steps and its own seed.
     """
 
     num_tokens: int = 200_000
@@ -24,7 +23,6 @@ class Recipe:
     temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
     exclude: tuple[str, ...] = ()
     top_k: int = 64
-    cycles: int = 1
     steps: int = 600
     batch_tokens: int = 2048
     learning_rate: float = 1e-3
