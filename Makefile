@@ -35,7 +35,7 @@ bench: $(STAMP)  ## What recording costs, and speculation against the target alo
 docs: $(STAMP)  ## Every command, route and setting is documented
 	$(BIN)/pytest tests/test_docs.py
 
-draft: $(STAMP)  ## Rebuild the bundled quickstart draft (about an hour on 2 cores)
+draft: $(STAMP)  ## Rebuild the bundled quickstart draft (about 70 minutes on 2 cores)
 	$(BIN)/adaptive-spec models cut-draft smollm2-135m build/draft \
 		--recipe adaptive_spec/models/drafts/smollm2-135m/recipe.json
 
