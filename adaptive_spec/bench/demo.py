@@ -139,6 +139,7 @@ class _Demo:
 
         with _pool(CONCURRENCY) as pool:
             self._watch([pool.submit(drain) for _ in range(CONCURRENCY)], title, first)
+        self.say.done(title, self._line(first))
         place = {prompt.id: index for index, prompt in enumerate(prompts)}
         answers = sorted(self.timeline[first:], key=lambda answer: place[answer.prompt.id])
         self.timeline[first:] = answers  # they ended in the order of their acceptance
@@ -172,6 +173,7 @@ class _Demo:
                 for prompts, length, tokens in plan:
                     workers = [pool.submit(self._serve, prompt, length, tokens) for prompt in prompts]
                     self._watch(workers, "traffic", first)
+        self.say.done("traffic", self._line(first))
 
     def _serve(self, prompt: Prompt, chain_length: int, max_tokens: int) -> None:
         self.timeline.append(self.ask(prompt, chain_length, max_tokens, record=True))
@@ -216,7 +218,6 @@ class _Demo:
             self.say(title, self._line(first))
         for worker in workers:
             worker.result()
-        self.say.done(title, self._line(first))
 
     def _line(self, first: int) -> str:
         answers = list(self.timeline)
