@@ -6,6 +6,8 @@ psycopg 3.  Nobody outside this room opens a session.
 
 import json
 import math
+import sqlite3
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +27,7 @@ from adaptive_spec.errors import RecordsError
 from adaptive_spec.records.tables import Base
 
 BUSY_TIMEOUT_MS = 30_000
+_WAL_RETRY_SECONDS = 0.02
 UPGRADE_COMMAND = "adaptive-spec db upgrade"
 _UPGRADE_LOCK = 7_214_031_905  # one migrating process at a time on PostgreSQL
 _READ_ONLY = "adaptive_spec_read_only"
@@ -146,8 +149,9 @@ def _sqlite_engine(url: Any) -> Engine:
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, _record: Any) -> None:
         connection.isolation_level = None  # the driver's own BEGIN comes too late; _begin below sends it
-        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", f"busy_timeout={BUSY_TIMEOUT_MS}"):
+        for pragma in (f"busy_timeout={BUSY_TIMEOUT_MS}", "synchronous=NORMAL", "foreign_keys=ON"):
             connection.execute(f"PRAGMA {pragma}")
+        _turn_to_wal(connection)
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
@@ -155,6 +159,19 @@ def _sqlite_engine(url: Any) -> Engine:
         connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
 
     return engine
+
+
+def _turn_to_wal(connection: Any) -> None:
+    """Switch to WAL, once per file.  SQLite does not wait for other connections here as it does elsewhere."""
+    deadline = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_WAL_RETRY_SECONDS)
 
 
 def _postgresql_engine(url: Any) -> Engine:

@@ -64,7 +64,7 @@ def test_upgrades_at_the_same_time_do_not_collide(empty_database: Database) -> N
         finally:
             other.close()
 
-    threads = [threading.Thread(target=upgrade) for _ in range(3)]
+    threads = [threading.Thread(target=upgrade) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
