@@ -6,7 +6,7 @@ error follows from the same positions.  Tokens from a distribution closer to the
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,8 @@ _TIE = 1e-3  # logits closer than this are a tie in low precision
 
 @dataclass(frozen=True, slots=True)
 class LosslessReport:
-    """Greedy: prompts compared, identical, different only at a tie.  Sampling: tokens, mean and z."""
+    """Greedy: prompts compared; identical with and without speculation; different only at a tie.  Sampling: tokens,
+    mean of log p(token) + H(p), and z."""
 
     num_prompts: int
     num_identical: int
@@ -54,8 +55,8 @@ def check_lossless(
 ) -> LosslessReport:
     """Compare the engine with the target alone.
 
-    The greedy reference is transformers' own ``generate``, one prompt at a time; the engine decodes in batches with
-    speculation on.
+    The greedy reference is transformers' own ``generate``, one prompt at a time; the engine decodes in batches, with
+    speculation and without.
 
     Args:
         progress: called with a phase and how far it is.
@@ -71,6 +72,7 @@ def check_lossless(
     try:
         greedy = SamplingParams(max_tokens=max_tokens, chain_length=chain_length)
         ours = _decode(engine, encoded, greedy, partial(progress, "greedy"))
+        plain = _decode(engine, encoded, replace(greedy, chain_length=0), partial(progress, "greedy, no speculation"))
         sampled_params = SamplingParams(
             max_tokens=max_tokens, chain_length=chain_length, temperature=1.0, seed=seed, ignore_eos=True
         )
@@ -78,14 +80,15 @@ def check_lossless(
     finally:
         engine.stop()
     identical, ties, first = 0, 0, None
-    for index, (prompt, tokens) in enumerate(zip(encoded, ours, strict=True)):
+    for index, (prompt, *outputs) in enumerate(zip(encoded, ours, plain, strict=True)):
         reference = greedy_reference(pair, prompt, max_tokens)
-        if tokens == reference:
+        different = [tokens for tokens in outputs if tokens != reference]
+        if not different:
             identical += 1
-        elif _is_tie(pair, prompt, tokens, reference):
+        elif all(_is_tie(pair, prompt, tokens, reference) for tokens in different):
             ties += 1
         elif first is None:
-            first = f"prompt {index}: {tokens[:12]} … against {reference[:12]} …"
+            first = f"prompt {index}: {different[0][:12]} … against {reference[:12]} …"
         progress("target alone", f"{index + 1} of {num_prompts}, {identical} identical")
     surplus = torch.cat([_surplus(pair, p, t) for p, t in zip(encoded, sampled, strict=True)]).double()
     z = float(surplus.mean() / (surplus.std() / math.sqrt(len(surplus)) + 1e-12))

@@ -12,7 +12,7 @@ def test_a_sound_decoder_passes_and_progress_is_told(pair: ModelPair) -> None:
     told: list[tuple[str, str]] = []
     report = check_lossless(pair, 12, max_tokens=24, progress=lambda phase, text: told.append((phase, text)))
     assert report.passed and report.num_identical == 12 and report.num_sampled_tokens == 12 * 24
-    assert [phase for phase, _ in told[::12]] == ["greedy", "sampled", "target alone"]
+    assert [phase for phase, _ in told[::12]] == ["greedy", "greedy, no speculation", "sampled", "target alone"]
 
 
 def test_a_draft_drawn_at_another_temperature_than_verified_is_caught(
