@@ -253,13 +253,14 @@ class Decoder:
         probs = None if greedy else torch.zeros(count, width, self.pair.vocab_size, device=self.pair.device)
         confidences: list[list[float]] = [[] for _ in self.slots]
         for row, match in enumerate(matches):
+            if not match.chain:
+                continue
             length = len(match.chain)
-            ids[row, :length] = torch.tensor(match.chain, dtype=torch.long, device=ids.device)
+            ids[row, :length] = torch.tensor(match.chain, device=ids.device)
             if probs is not None:
                 probs[row, torch.arange(length), ids[row, :length]] = 1.0
-            confidences[row] += [
-                self._memory(self.slots[row].request.domain).acceptance.rate(match.match_length)
-            ] * length
+            rate = self._memory(self.slots[row].request.domain).acceptance.rate(match.match_length)
+            confidences[row] = [rate] * length
         for position in range(width):
             rows = [row for row, budget in enumerate(budgets) if budget.wants_more]
             if not rows:
