@@ -121,7 +121,9 @@ def greedy_reference(pair: ModelPair, prompt: tuple[int, ...], max_tokens: int) 
 def _decode(
     engine: Engine, encoded: list[tuple[int, ...]], params: SamplingParams, progress: Callable[[str], None]
 ) -> list[list[int]]:
-    streams = [engine.submit(Request(f"check-{index}", prompt, params)) for index, prompt in enumerate(encoded)]
+    # Each prompt has its own seed: the z-test takes positions for independent, and one seed would tie them together.
+    seeded = [params if params.seed is None else replace(params, seed=params.seed + i) for i in range(len(encoded))]
+    streams = [engine.submit(Request(f"check-{i}", encoded[i], seeded[i])) for i in range(len(encoded))]
     outputs: list[list[int]] = []
     for stream in streams:
         outputs.append(stream.collect()[1])

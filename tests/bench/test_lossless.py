@@ -3,8 +3,11 @@
 import pytest
 import torch
 
-from adaptive_spec.bench.lossless import Z_LIMIT, check_lossless
+from adaptive_spec.bench.lossless import Z_LIMIT, _decode, check_lossless
+from adaptive_spec.core import SamplingParams
+from adaptive_spec.decoding.engine import Engine
 from adaptive_spec.models.loading import ModelPair
+from adaptive_spec.settings import DecoderSettings
 from adaptive_spec.verification.distribution import sample
 
 
@@ -35,3 +38,14 @@ def test_a_wrong_token_is_named(pair: ModelPair, monkeypatch: pytest.MonkeyPatch
     report = check_lossless(pair, 3, max_tokens=8)
     assert not report.passed and report.num_identical == 0
     assert report.first_difference is not None and report.first_difference.startswith("prompt 0")
+
+
+def test_every_prompt_is_sampled_with_a_seed_of_its_own(pair: ModelPair) -> None:
+    """With one seed for all, positions of different prompts share their uniforms and z means nothing."""
+    engine = Engine(pair, DecoderSettings(max_context_tokens=64))
+    engine.start()
+    params = SamplingParams(max_tokens=20, temperature=1.0, seed=0, ignore_eos=True)
+    first, second, again = (_decode(engine, [(1, 2, 3), (1, 2, 3)], params, lambda _: None) for _ in range(3))
+    engine.stop()
+    assert first == second == again
+    assert first[0] != first[1]

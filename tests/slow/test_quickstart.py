@@ -67,4 +67,4 @@ def test_the_bundled_draft_predicts_the_target(real_pair: ModelPair, engine: Eng
     params = SamplingParams(max_tokens=64, chain_length=4)
     question = encode(real_pair, "Tell me about the history of tea and how it is grown.")
     usage = engine.submit(Request("tea", question, params)).collect()[2].usage
-    assert usage is not None and usage.num_accepted_draft_tokens / usage.num_draft_tokens > 0.1
+    assert usage is not None and usage.num_accepted_draft_tokens / usage.num_steps > 0.15
