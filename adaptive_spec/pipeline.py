@@ -130,14 +130,14 @@ class Pipeline:
         settings_file.write_text(self.settings.model_dump_json())
         settings_file.chmod(0o600)  # a database URL may hold a password
         command = [sys.executable, "-m", "adaptive_spec.learning.run", "--run-id", str(run_id)]
-        threads = {"OMP_NUM_THREADS": str(self.settings.learning.threads)}
-        threads |= _KEEP_FREED_MEMORY
+        environment = {**os.environ, **_KEEP_FREED_MEMORY, "TOKENIZERS_PARALLELISM": "false"}
+        environment["OMP_NUM_THREADS"] = str(self.settings.learning.threads)
         with open(work / "log", "wb") as log:
             self._child = subprocess.Popen(
                 [*command, "--settings", str(settings_file), "--out", str(work)],
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **threads, "TOKENIZERS_PARALLELISM": "false"},
+                env=environment,
             )
             update_run(self.database, run_id, pid=self._child.pid)
             status = self._child.wait()

@@ -18,7 +18,7 @@ from adaptive_spec.core import Trace
 from adaptive_spec.healing.corpus import load_corpus, save_corpus, write_corpus
 from adaptive_spec.healing.recipe import Recipe
 from adaptive_spec.learning.batches import backward_in_slices, completion_length, judged_hidden, make_batch, plan
-from adaptive_spec.learning.evaluate import score
+from adaptive_spec.learning.evaluate import means_over_tokens
 from adaptive_spec.learning.losses import bucketed_log_probs, distillation_loss
 from adaptive_spec.models.draft import CutDraft, cut_draft, save_draft
 from adaptive_spec.models.loading import load_target, pair_of
@@ -75,7 +75,7 @@ def train(
     held_out = [trace for index, trace in enumerate(corpus) if index // 2 % _HELD_OUT_EVERY == 0]
     groups = _endless([trace for index, trace in enumerate(corpus) if index // 2 % _HELD_OUT_EVERY], recipe)
     started = time.monotonic()
-    history: list[dict[str, float]] = [{"step": 0, "seconds": 0.0, **_evaluate(draft, held_out)}]
+    history: list[dict[str, float]] = [{"step": 0, "seconds": 0.0, **means_over_tokens(draft, held_out)}]
     for step in range(1, recipe.steps + 1):
         draft.train()
         _backward(draft, next(groups), recipe.loss)
@@ -84,7 +84,7 @@ def train(
         schedule.step()
         optimiser.zero_grad(set_to_none=True)
         if step % _EVALUATE_EVERY == 0 or step == recipe.steps:
-            history.append({"step": step, "seconds": time.monotonic() - started, **_evaluate(draft, held_out)})
+            history.append({"step": step, "seconds": time.monotonic() - started, **means_over_tokens(draft, held_out)})
             checkpoint()
             progress({"phase": "train", "of": recipe.steps, **history[-1]})
     draft.eval()
@@ -104,13 +104,3 @@ def _backward(draft: PreTrainedModel, group: Sequence[Trace], loss_name: str) ->
         return distillation_loss(loss_name, batch.target_log_probs[part], ours)
 
     backward_in_slices(draft, judged_hidden(draft, batch), loss_of_slice)
-
-
-def _evaluate(draft: PreTrainedModel, held_out: Sequence[Trace]) -> dict[str, float]:
-    """Means over held-out tokens."""
-    scores = score(draft, held_out)
-    lengths = [completion_length(trace) for trace in held_out]
-    return {
-        name: sum(getattr(row, name) * n for row, n in zip(scores, lengths, strict=True)) / sum(lengths)
-        for name in ("agreement", "overlap")
-    }

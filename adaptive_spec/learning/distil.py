@@ -26,7 +26,7 @@ from adaptive_spec.learning.batches import (
     make_batch,
     plan,
 )
-from adaptive_spec.learning.evaluate import score
+from adaptive_spec.learning.evaluate import means_over_tokens
 from adaptive_spec.learning.losses import bucketed_log_probs, distillation_loss
 from adaptive_spec.releases.adapter import load_adapter_delta
 from adaptive_spec.settings import LearningSettings
@@ -197,13 +197,9 @@ class _Run:
 
     def _evaluate(self, epoch: int, loss: float) -> None:
         """Score the held-out traces, all tokens alike, and keep the weights if no epoch was better."""
-        scores = score(self.draft, self.held_out)
-        lengths = [completion_length(trace) for trace in self.held_out]
-        agreement = sum(row.agreement * n for row, n in zip(scores, lengths, strict=True)) / sum(lengths)
-        shared = sum(row.overlap * n for row, n in zip(scores, lengths, strict=True)) / sum(lengths)
-        row = {"epoch": epoch, "agreement": agreement, "overlap": shared, "seconds": self._seconds}
+        row = {"epoch": epoch, **means_over_tokens(self.draft, self.held_out), "seconds": self._seconds}
         self.history.append(row if math.isnan(loss) else {**row, "loss": loss})
-        if agreement > self.history[self.best_epoch]["agreement"]:
+        if row["agreement"] > self.history[self.best_epoch]["agreement"]:
             self.best_epoch, self.best_weights = epoch, _weights(self.model)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from adaptive_spec.core import Trace
-from adaptive_spec.learning.batches import HEAD_ROWS, head_logits, judged_hidden, make_batch, plan
+from adaptive_spec.learning.batches import HEAD_ROWS, completion_length, head_logits, judged_hidden, make_batch, plan
 from adaptive_spec.learning.losses import bucketed_log_probs, overlap
 from adaptive_spec.releases.gate import TraceScore, paired_gain
 
@@ -44,6 +44,16 @@ def score(
         batch_tokens: padded tokens per forward.
     """
     return [score_of(judged, chain_length) for judged in judge(draft, traces, batch_tokens)]
+
+
+def means_over_tokens(draft: PreTrainedModel | PeftModel, traces: Sequence[Trace]) -> dict[str, float]:
+    """Return the mean ``agreement`` and ``overlap`` of all completion tokens; every trace needs one at least."""
+    scores = score(draft, traces)
+    lengths = [completion_length(trace) for trace in traces]
+    return {
+        name: sum(getattr(row, name) * n for row, n in zip(scores, lengths, strict=True)) / sum(lengths)
+        for name in ("agreement", "overlap")
+    }
 
 
 def score_of(judged: JudgedTrace, chain_length: int = 4) -> TraceScore:

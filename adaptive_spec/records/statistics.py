@@ -79,9 +79,7 @@ def domain_statistics(
         drafter: only steps whose chain "model" or "ngram" proposed; the speed is of whole requests all the same.
     """
     with database.session_scope(read_only=True) as session:
-        steps = _steps(domain, release, since, policy)
-        if drafter is not None:
-            steps.append(StepRow.drafter == drafter)
+        steps = _steps(domain, release, since, policy, drafter)
         sums: dict[str, _Sums] = defaultdict(_Sums)
         for row in session.execute(_step_sums(steps)):
             sums[row.domain].add(row)
@@ -115,7 +113,9 @@ def request_series(database: Database, domain: str | None = None, limit: int = 5
     ]
 
 
-def _steps(domain: str | None, release: int | None, since: datetime | None, policy: str | None) -> list[Any]:
+def _steps(
+    domain: str | None, release: int | None, since: datetime | None, policy: str | None, drafter: str | None
+) -> list[Any]:
     conditions: list[Any] = []
     if domain is not None:
         conditions.append(StepRow.domain == domain)
@@ -123,6 +123,8 @@ def _steps(domain: str | None, release: int | None, since: datetime | None, poli
         conditions.append(StepRow.release == release)
     if since is not None:
         conditions.append(StepRow.at >= since)
+    if drafter is not None:
+        conditions.append(StepRow.drafter == drafter)
     if policy is not None:
         conditions.append(StepRow.request_id.in_(select(RequestRow.request_id).where(RequestRow.policy == policy)))
     return conditions
