@@ -36,6 +36,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     drafter: str | None = None  # one of DRAFTERS; None: the decoder's setting
+    adapter: str | None = None  # the domain whose adapter drafts; None: the request's own; "shared": the shared one
     chain_length: int | None = None  # None: the length policy decides; a number: exactly that; 0: no speculation
     record: bool = True  # False: statistics only, no trace is kept of this request
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from adaptive_spec.calibration.cost import cost_key, measure_cost
-from adaptive_spec.core import Release, StepCost
+from adaptive_spec.calibration.cost import CostModel, cost_key, measure_cost
+from adaptive_spec.core import Release
 from adaptive_spec.decoding.decoder import Listeners
 from adaptive_spec.decoding.engine import Engine
 from adaptive_spec.errors import AdaptiveSpecError, ReleaseError, RunError
@@ -40,7 +40,7 @@ class Service:
     traces: TraceStore
     writer: Writer
     engine: Engine
-    cost: StepCost
+    cost: CostModel
     pipeline: Pipeline
 
     def __init__(self, settings: Settings, pair: ModelPair | None = None) -> None:
@@ -81,8 +81,8 @@ class Service:
         self.engine.start()
         progress("cost of a step")
         self.cost = self._measure_cost()
-        self.engine.decoder.cost = self.cost
-        self.pipeline = Pipeline(self.database, self.settings, self.cost, self.pair.hashes)
+        self.engine.call(lambda: self.engine.decoder.price(self.cost)).result()
+        self.pipeline = Pipeline(self.database, self.settings, self.cost.step, self.pair.hashes)
         progress("live release")
         self._follow_live()
         self._watcher.start()
@@ -216,7 +216,7 @@ class Service:
     def _deltas(self, release: Release) -> dict[str, torch.Tensor]:
         return load_adapter_delta(Path(release.adapter), self.pair.draft) if release.adapter else {}
 
-    def _measure_cost(self) -> StepCost:
+    def _measure_cost(self) -> CostModel:
         model = self.settings.model
         key = cost_key(
             target=model.target,
@@ -227,9 +227,16 @@ class Service:
             batch_size=1,
         )
         decoder = self.engine.decoder
-        longest = self.settings.decoder.max_chain_length
-        cost: StepCost = self.engine.call(
-            lambda: measure_cost(decoder.time_draft, decoder.time_verify, longest, key)
+        settings = self.settings.decoder
+        cost: CostModel = self.engine.call(
+            lambda: measure_cost(
+                decoder.time_draft,
+                decoder.time_verify,
+                settings.max_chain_length,
+                key,
+                rows=settings.slots,
+                repeats=3,
+            )
         ).result()
         return cost
 

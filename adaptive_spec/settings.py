@@ -44,13 +44,17 @@ class DecoderSettings(_Section):
     max_context_tokens: int = Field(default=1024, ge=16)
     prefill_chunk_tokens: int = Field(default=256, ge=1)
     max_chain_length: int = Field(default=6, ge=0)
-    explore_share: float = Field(default=0.03, ge=0, le=1)
+    policy: Literal["stopping", "threshold"] = "stopping"
+    explore_share: float = Field(default=0.02, ge=0, le=1)  # of decoding time
     queue_limit: int = Field(default=256, ge=1)
     drafter: Literal["model", "ngram", "combined"] = "model"
     ngram_min_match: int = Field(default=2, ge=1)
     ngram_max_match: int = Field(default=5, ge=1)
     ngram_trusted_match: int = Field(default=3, ge=1)  # combined: the shortest match that goes before the model
     ngram_store_tokens: int = Field(default=20_000, ge=0)  # of past outputs, per domain; 0: none are kept
+    prefix_cache_tokens: int = Field(default=4096, ge=0)  # of prompts whose KV is kept for the next ones; 0: none
+    static_shapes: bool | None = None  # None: on a device, not on a CPU
+    compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = "off"
 
 
 class RecordSettings(_Section):

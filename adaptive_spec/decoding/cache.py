@@ -12,8 +12,12 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from adaptive_spec.errors import ModelError
+from adaptive_spec.verification.transfer import on_device
 
-_FEW_ROWS = 128
+_LEAST_WINDOW = 128
+_MOST_SHAPES = 64
+_CHECKED_TOKENS = 4
+_LOGITS_AGREE = 0.02  # of the largest logit; low precision differs by less, another formula by more
 
 
 class _RaggedLayer(CacheLayerMixin):
@@ -48,21 +52,35 @@ class _RaggedLayer(CacheLayerMixin):
 
 
 class RaggedCache(Cache):
-    """Storage for ``slots`` rows of ``capacity`` tokens, and the forward pass that uses it."""
+    """Storage for ``slots`` rows of ``capacity`` tokens, and the forward pass that uses it.
 
-    def __init__(self, model: PreTrainedModel, slots: int, capacity: int) -> None:
+    Args:
+        widest: tokens that one forward may bring at most.
+        static: give forwards few different shapes, so that each can be compiled or captured once: all slots take part
+            (those not asked for write behind the capacity, where nobody reads), and the number of keys that attention
+            reads is a power of two.
+        compile_mode: how torch.compile is to compile the forward; None: not at all.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        slots: int,
+        capacity: int,
+        widest: int,
+        *,
+        static: bool = False,
+        compile_mode: str | None = None,
+    ) -> None:
         config = model.config.get_text_config()
-        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-        if kinds != {"full_attention"}:
-            raise ModelError(
-                f"The model has layers of kind {sorted(kinds - {'full_attention'})}; only full attention is decoded. "
-                "Choose a model without sliding-window or recurrent layers."
-            )
+        _check_attention(config, capacity)
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        shape = (slots, heads, capacity, head_dim)
+        shape = (slots, heads, capacity + widest, head_dim)
         self.model = model
+        self.slots = slots
         self.capacity = capacity
+        self.static = static
         self.longest = 0
         self.rows = torch.zeros(0, dtype=torch.long)
         self.positions = torch.zeros(0, 0, dtype=torch.long)
@@ -74,32 +92,100 @@ class RaggedCache(Cache):
                 for _ in range(config.num_hidden_layers)
             ]
         )
+        self._hidden = self._run
+        self._check_logits()
+        if compile_mode:
+            self._hidden = _compiled(self._run, compile_mode)
 
-    def forward(self, rows: list[int], ids: Tensor, starts: Tensor, *, last: Tensor | None = None) -> Tensor:
-        """Run the model over new tokens of some rows.
+    def forward(
+        self,
+        rows: list[int],
+        ids: Tensor,
+        starts: list[int],
+        *,
+        last: list[int] | None = None,
+        model: PreTrainedModel | None = None,
+        head: nn.Module | None = None,
+    ) -> Tensor:
+        """Run the model over new tokens of some rows.  What the host decides comes as lists: nothing is read back.
 
         Args:
             rows: which rows, ascending.
             ids: [rows, tokens], padded on the right.
-            starts: [rows], the position of each row's first new token.
-            last: [rows], index of the one token whose logits are wanted; None: all.
+            starts: the position of each row's first new token.
+            last: index of the one token of each row whose logits are wanted; None: all.
+            model, head: stand in for the cache's own model and its head; same layers, other weights.
 
         Returns:
             Logits [rows, tokens, vocab], or [rows, vocab] with ``last``.
         """
-        device = ids.device
-        self.rows = torch.tensor(rows, device=device)
-        self.positions = starts[:, None] + torch.arange(ids.shape[1], device=device)
-        self.longest = int(self.positions.max()) + 1
-        contiguous = rows == list(range(rows[0], rows[0] + len(rows)))
-        self.window = slice(rows[0], rows[0] + len(rows)) if contiguous else self.rows
-        visible = torch.arange(self.longest, device=device) <= self.positions[:, None, :, None]
-        hidden = self.model.model(
-            input_ids=ids, attention_mask=visible, position_ids=self.positions, cache=self, use_cache=True
-        ).last_hidden_state
+        model = model or self.model
+        hidden = self._advance(rows, ids, starts, model)
         if last is not None:
-            hidden = hidden[torch.arange(len(rows), device=device), last]
-        return _head_logits(self.model.lm_head, hidden)
+            hidden = hidden[on_device(list(range(len(rows))), ids.device), on_device(last, ids.device)]
+        return (head or model.lm_head)(hidden)
+
+    @torch.inference_mode()
+    def _check_logits(self) -> None:
+        """Refuse a model whose forward does more than its layers, its head and plain attention, or less."""
+        ids = torch.arange(1, _CHECKED_TOKENS + 1, device=self.model.device)[None]
+        alone = self.model(input_ids=ids, use_cache=False).logits.float()
+        try:
+            here = self.forward([0], ids, [0]).float()
+        except (AttributeError, TypeError, RuntimeError, ValueError) as error:
+            raise ModelError(
+                f"{type(self.model).__name__} does not decode here ({error}). Choose a decoder-only model with full "
+                "attention, such as Llama, Qwen, Mistral or SmolLM."
+            ) from error
+        if not torch.allclose(here, alone, rtol=0, atol=_LOGITS_AGREE * float(alone.abs().max())):
+            raise ModelError(
+                f"{type(self.model).__name__} gives other logits here than by itself: it does more than attention and "
+                "a head (scaled or capped logits, for instance). Choose a model of another family."
+            )
+
+    def _advance(self, rows: list[int], ids: Tensor, starts: list[int], model: PreTrainedModel) -> Tensor:
+        """Hidden states [rows, tokens, hidden]."""
+        device, width = ids.device, ids.shape[1]
+        self.longest = max(starts) + width
+        if not self.static:
+            self._place(rows, starts, width, device)
+            return self._hidden(model.model, ids, self.positions, self._visible())
+        self.longest = min(max(_LEAST_WINDOW, 1 << (self.longest - 1).bit_length()), self.capacity + width)
+        asked, given = on_device(rows, device), dict(zip(rows, starts, strict=True))
+        everyone = list(range(self.slots))
+        self._place(everyone, [given.get(row, self.capacity) for row in everyone], width, device)
+        ids = torch.zeros(self.slots, width, dtype=ids.dtype, device=device).index_copy(0, asked, ids)
+        return self._hidden(model.model, ids, self.positions, self._visible())[asked]
+
+    def _place(self, rows: list[int], starts: list[int], width: int, device: torch.device) -> None:
+        """Say where the next tokens go and what attention reads."""
+        self.rows = on_device(rows, device)
+        self.positions = on_device(starts, device)[:, None] + torch.arange(width, device=device)
+        contiguous = rows[-1] - rows[0] == len(rows) - 1
+        self.window = slice(rows[0], rows[-1] + 1) if contiguous else self.rows
+
+    def _visible(self) -> Tensor:
+        return torch.arange(self.longest, device=self.positions.device) <= self.positions[:, None, :, None]
+
+    def _run(self, body: nn.Module, ids: Tensor, positions: Tensor, visible: Tensor) -> Tensor:
+        return body(
+            input_ids=ids, attention_mask=visible, position_ids=positions, cache=self, use_cache=True
+        ).last_hidden_state
+
+    def prefill(
+        self,
+        row: int,
+        tokens: list[int],
+        start: int,
+        stop: int,
+        chunk: int,
+        model: PreTrainedModel | None = None,
+    ) -> None:
+        """Bring tokens[start:stop] of a row into the cache, at most ``chunk`` at a time; no logits are made of them."""
+        for begin in range(start, stop, chunk):
+            part = tokens[begin : min(begin + chunk, stop)]
+            padding = [0] * (chunk - len(part)) if self.static else []
+            self._advance([row], on_device([part + padding], self.model.device), [begin], model or self.model)
 
     def move(self, source: int, destination: int, length: int) -> None:
         """Copy the first ``length`` tokens of one row over another."""
@@ -109,14 +195,24 @@ class RaggedCache(Cache):
                 store[destination, :, :length] = store[source, :, :length]
 
 
-def _head_logits(head: nn.Module, hidden: Tensor) -> Tensor:
-    """Apply the head.  [..., hidden] -> [..., vocab]
+def _check_attention(config: Any, capacity: int) -> None:
+    """Sliding windows are full attention while nothing is longer than the window; anything else is refused."""
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    unknown = kinds - {"full_attention", "sliding_attention"}
+    if unknown:
+        raise ModelError(
+            f"The model has layers of kind {sorted(unknown)}; only attention is decoded. Choose a model without "
+            "recurrent or convolutional layers."
+        )
+    window = getattr(config, "sliding_window", None)
+    slides = "sliding_attention" in kinds or not getattr(config, "layer_types", None)
+    if slides and window and capacity > window:
+        raise ModelError(
+            f"The model attends to the last {window} tokens only, and contexts here may reach {capacity}. "
+            f"Lower decoder.max_context_tokens to {max(1, window - (capacity - window))} or less."
+        )
 
-    On a CPU the product of a few rows with a wide head is up to three times faster with its sides exchanged.
-    """
-    rows = hidden.flatten(0, -2)
-    few = 1 < len(rows) <= _FEW_ROWS and hidden.device.type == "cpu" and hidden.dtype == torch.float32
-    if few and isinstance(head, nn.Linear) and head.bias is None:
-        return (head.weight @ rows.T).T.contiguous().view(*hidden.shape[:-1], -1)
-    logits: Tensor = head(hidden)
-    return logits
+
+def _compiled(function: Any, mode: str) -> Any:
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_SHAPES)
+    return torch.compile(function, mode=mode, dynamic=False)

@@ -7,28 +7,32 @@ calls ``on_step``, ``on_finish`` and ``on_trace`` and never learns who listens.
 
 import random
 import time
-from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from adaptive_spec.core import DRAFTERS, FinishedRequest, Position, Release, Request, Step, StepCost, Trace
+from adaptive_spec.calibration.cost import CostModel
+from adaptive_spec.core import DRAFTERS, FinishedRequest, Position, Release, Request, Step, Trace
 from adaptive_spec.decoding.cache import RaggedCache
+from adaptive_spec.decoding.propose import Chains, Proposer
+from adaptive_spec.decoding.sampling import penalised, uniforms
 from adaptive_spec.decoding.slot import Delta, Slot
 from adaptive_spec.decoding.text import TextStream
-from adaptive_spec.drafting.ngram import NOTHING, DomainMemory, Match, SuffixIndex
-from adaptive_spec.drafting.policy import ChainBudget, best_length, chain_budget
+from adaptive_spec.drafting.memory import longest_match
+from adaptive_spec.drafting.ngram import SuffixIndex
 from adaptive_spec.errors import BusyError, RequestError
+from adaptive_spec.models.linear import exchange_linears
 from adaptive_spec.models.loading import ModelPair
+from adaptive_spec.models.weights import Deltas, DraftWeights
 from adaptive_spec.settings import DecoderSettings
-from adaptive_spec.verification.distribution import penalised_logits, processed_probs, sample, sparse_log_probs
+from adaptive_spec.verification.distribution import Processing, processed_probs, sparse_log_probs
 from adaptive_spec.verification.exact import verify_greedy, verify_sampled
+from adaptive_spec.verification.transfer import on_device, read
 
-_MOST_DOMAINS = 64  # whose past outputs are remembered; the domain least recently served makes room
 _COST_CONTEXT_TOKENS = 160  # where costs are measured: a short prompt and some output
 
 
@@ -44,32 +48,16 @@ class Listeners:
 
 
 @dataclass(slots=True)
-class _Chains:
-    """What one draft phase produced, for all rows.
-
-    probs is None when every row is greedy: then the chain alone decides.
-    """
-
-    ids: Tensor  # [rows, chain]
-    lengths: list[int]
-    confidences: list[list[float]]
-    probs: Tensor | None  # [rows, chain, vocab]
-    explored: list[bool]
-    matches: list[Match]  # of n-gram chains; NOTHING where the model drafted
-    seconds: float
-
-    def drafter(self, row: int) -> str:
-        return "ngram" if self.matches[row].chain else "model" if self.lengths[row] else ""
-
-
-@dataclass(slots=True)
-class _Verdict:
-    """What one verification said.  logits: [rows, chain + 1, vocab], as the target gave them and after penalties."""
+class _Outcome:
+    """What a step showed, on the host.  logits stay on the device: [rows, chain + 1, vocab], before penalties."""
 
     logits: Tensor
-    penalised: Tensor
+    chains: list[list[int]]
+    lengths: list[int]
+    confidences: list[list[float]]
     num_accepted: list[int]
     next_tokens: list[int]
+    overlaps: list[list[float]]
 
 
 class Decoder:
@@ -79,16 +67,31 @@ class Decoder:
         self.pair = pair
         self.settings = settings
         self.listeners = listeners
-        self.release = Release()
-        self.cost: StepCost | None = None  # once measured, n-gram chains are as long as pays
         self.slots: list[Slot] = []  # live: the whole prompt is in the cache
         self.filling: list[Slot] = []
         self._random = random.Random(seed)
-        self._memories: OrderedDict[str, DomainMemory] = OrderedDict()
         self._eos = frozenset(pair.eos_token_ids)
-        capacity = settings.max_context_tokens + settings.max_chain_length + 1
-        self.target_cache = RaggedCache(pair.target, settings.slots, capacity)
-        self.draft_cache = RaggedCache(pair.draft, settings.slots, capacity)
+        for model in (pair.target, pair.draft):
+            exchange_linears(model)
+        self.target_cache = self._cache(pair.target)
+        self.draft_cache = self._cache(pair.draft)
+        self.proposer = Proposer(DraftWeights(pair.draft), self.draft_cache, settings, self._random)
+
+    def _cache(self, model: PreTrainedModel) -> RaggedCache:
+        settings = self.settings
+        static = settings.static_shapes
+        return RaggedCache(
+            model,
+            settings.slots,
+            capacity=settings.max_context_tokens + settings.max_chain_length + 1,
+            widest=max(settings.prefill_chunk_tokens, settings.max_chain_length + 1),
+            static=self.pair.device.type != "cpu" if static is None else static,
+            compile_mode=None if settings.compile == "off" else settings.compile,
+        )
+
+    @property
+    def release(self) -> Release:
+        return self.proposer.release
 
     @property
     def has_room(self) -> bool:
@@ -136,9 +139,10 @@ class Decoder:
             started_at=datetime.now(UTC),
             decode_started=time.perf_counter(),
             drafter=request.params.drafter or self.settings.drafter,
+            adapter=request.params.adapter or request.domain,
         )
         if slot.drafter != "model":
-            slot.suffixes = SuffixIndex(self.settings.ngram_min_match, self._longest_match)
+            slot.suffixes = SuffixIndex(self.settings.ngram_min_match, longest_match(self.settings))
             slot.suffixes.extend(slot.tokens)
         self.filling.append(slot)
 
@@ -152,7 +156,7 @@ class Decoder:
         while self.filling and budget > 0:
             slot, row = self.filling[0], len(self.slots)
             stop = min(slot.target_length + budget, len(slot.tokens) - 1)
-            self._prefill(self.target_cache, row, slot.tokens, slot.target_length, stop)
+            self.target_cache.prefill(row, slot.tokens, slot.target_length, stop, self.settings.prefill_chunk_tokens)
             budget -= stop - slot.target_length
             slot.target_length = stop
             if stop == len(slot.tokens) - 1:
@@ -162,20 +166,16 @@ class Decoder:
         """End the request whose prompt could not be prefilled; no other row was touched."""
         self._end_filling(0, "error", message)
 
-    def _prefill(self, cache: RaggedCache, row: int, tokens: list[int], start: int, stop: int) -> None:
-        chunk = self.settings.prefill_chunk_tokens
-        for begin in range(start, stop, chunk):
-            ids = torch.tensor([tokens[begin : min(begin + chunk, stop)]], device=self.pair.device)
-            last = torch.tensor([ids.shape[1] - 1], device=self.pair.device)
-            cache.forward([row], ids, torch.tensor([begin], device=self.pair.device), last=last)
-
     @torch.inference_mode()
     def step(self) -> None:
         """Run one step for every live row."""
-        chains = self._draft()
+        params = [slot.request.params for slot in self.slots]
+        greedy = all(p.temperature <= 0 for p in params)
+        processing = None if greedy else Processing.of(params, self.pair.device)
+        chains = self.proposer.propose(self.slots, processing)
         began = time.perf_counter()
-        verdict = self._verify(chains)
-        self._emit(chains, verdict, time.perf_counter() - began)
+        outcome = self._verify(chains, processing)
+        self._emit(chains, outcome, time.perf_counter() - began)
         for row in reversed([row for row, slot in enumerate(self.slots) if slot.finish_reason]):
             self._leave(row)
 
@@ -201,184 +201,88 @@ class Decoder:
         self.slots.clear()
         self.filling.clear()
 
-    def draft_changed(self) -> None:
-        """Forget the draft's cache: it was computed by other weights.  Rows rebuild theirs when they next draft."""
-        for slot in self.slots:
+    def swap(
+        self,
+        release: Release,
+        deltas: Deltas,
+        own: Mapping[str, Deltas] | None = None,
+        vocabulary: Sequence[int] | None = None,
+    ) -> None:
+        """Put a release live, between steps.  The arguments are those of ``DraftWeights.merge``.
+
+        The draft's cache was computed by other weights: rows forget theirs and rebuild it when they next draft.
+        """
+        self.proposer.weights.merge(deltas, own, vocabulary)
+        self.proposer.memories.draft_changed()
+        self.proposer.release = release
+        for slot in (*self.slots, *self.filling):
             slot.draft_length = 0
 
-    @torch.inference_mode()
-    def time_draft(self) -> float:
-        """Seconds of one draft forward of one token at the far end of a free row.  Between steps only."""
-        return self._timed(self.draft_cache, 1)
+    def price(self, cost: CostModel | None) -> None:
+        """Tell the policies what a step costs."""
+        self.proposer.cost = cost
 
     @torch.inference_mode()
-    def time_verify(self, chain_length: int) -> float:
-        """Seconds of one target forward over ``chain_length`` + 1 tokens.  Between steps only."""
-        return self._timed(self.target_cache, chain_length + 1)
+    def time_draft(self, rows: int = 1) -> float:
+        """Seconds of one draft forward of one token in each of so many rows.  Between steps, while no row is live."""
+        weights = self.proposer.weights
+        head = None if weights.trimmed is None else weights.trimmed.head
+        ids = torch.zeros(rows, 1, dtype=torch.long, device=self.pair.device)
+        return self._timed(self.draft_cache, ids, head)
 
-    def _timed(self, cache: RaggedCache, num_tokens: int) -> float:
-        if not self.has_room:
-            raise BusyError("Every slot is taken; measure costs while one is free.")
-        ids = torch.zeros(1, num_tokens, dtype=torch.long, device=self.pair.device)
-        start = min(_COST_CONTEXT_TOKENS, self.settings.max_context_tokens - num_tokens)
+    @torch.inference_mode()
+    def time_verify(self, num_tokens: int) -> float:
+        """Seconds of one target forward over so many tokens of one row.  Between steps, while no row is live."""
+        return self._timed(self.target_cache, torch.zeros(1, num_tokens, dtype=torch.long, device=self.pair.device))
+
+    def _timed(self, cache: RaggedCache, ids: Tensor, head: torch.nn.Module | None = None) -> float:
+        if self.num_active:
+            raise BusyError("Requests are being decoded; measure costs while none is.")
+        rows, num_tokens = ids.shape
+        start = max(0, min(_COST_CONTEXT_TOKENS, cache.capacity - num_tokens))
         began = time.perf_counter()
-        logits = cache.forward([self.settings.slots - 1], ids, torch.tensor([start], device=self.pair.device))
-        logits.argmax(-1).tolist()  # waits for the device
+        logits = cache.forward(list(range(rows)), ids, [start] * rows, head=head)
+        read(logits.argmax(-1))  # waits for the device
         return time.perf_counter() - began
 
-    def _budgets(self) -> tuple[list[ChainBudget], list[bool]]:
-        # One draw for all rows: a step costs what its longest chain costs, so exploring rows share a step.
-        explores = self._random.random() < self.settings.explore_share
-        explored = [explores and slot.request.params.chain_length is None for slot in self.slots]
-        budgets = [
-            chain_budget(
-                self.release.for_domain(slot.request.domain),
-                fixed=slot.request.params.chain_length,
-                explore=explore,
-                maximum=self.settings.max_chain_length,
-                tokens_left=slot.tokens_left,
-            )
-            for slot, explore in zip(self.slots, explored, strict=True)
-        ]
-        return budgets, explored
-
-    def _draft(self) -> _Chains:
-        began = time.perf_counter()
-        budgets, explored = self._budgets()
-        matches = self._matches(budgets, explored)
-        count = len(self.slots)
-        width = max(len(match.chain) or budget.limit for match, budget in zip(matches, budgets, strict=True))
-        greedy = all(slot.request.params.temperature <= 0 for slot in self.slots)
-        ids = torch.zeros(count, width, dtype=torch.long, device=self.pair.device)
-        probs = None if greedy else torch.zeros(count, width, self.pair.vocab_size, device=self.pair.device)
-        confidences: list[list[float]] = [[] for _ in self.slots]
-        for row, match in enumerate(matches):
-            if not match.chain:
-                continue
-            length = len(match.chain)
-            ids[row, :length] = torch.tensor(match.chain, device=ids.device)
-            if probs is not None:
-                probs[row, torch.arange(length), ids[row, :length]] = 1.0
-            rate = self._memory(self.slots[row].request.domain).acceptance.rate(match.match_length)
-            confidences[row] = [rate] * length
-        for position in range(width):
-            rows = [row for row, budget in enumerate(budgets) if budget.wants_more]
-            if not rows:
-                break
-            logits = self._draft_logits(rows, ids, position)
-            tops = logits.float().softmax(-1).amax(-1).tolist()
-            logits = self._penalised(rows, logits[:, None], ids[rows, :position], position)[:, 0]
-            if probs is None:
-                drawn = logits.argmax(-1)
-            else:
-                probs[rows, position] = self._processed(rows, logits[:, None])[:, 0]
-                drawn = sample(probs[rows, position], self._uniforms(rows))
-            ids[rows, position] = drawn
-            for row, top in zip(rows, tops, strict=True):
-                budgets[row].drew(top)
-                confidences[row].append(top)
-        lengths = [len(match.chain) or budget.drawn for match, budget in zip(matches, budgets, strict=True)]
-        width = max(lengths)
-        return _Chains(
-            ids[:, :width],
-            lengths,
-            confidences,
-            None if probs is None else probs[:, :width],
-            explored,
-            matches,
-            time.perf_counter() - began,
-        )
-
-    def _matches(self, budgets: list[ChainBudget], explored: list[bool]) -> list[Match]:
-        """The n-gram chain of each row, NOTHING where the model is to draft; budgets of the others become 0."""
-        matches = [NOTHING] * len(self.slots)
-        for row, slot in enumerate(self.slots):
-            if slot.suffixes is None:
-                continue
-            memory = self._memory(slot.request.domain)
-            match = memory.propose(slot.suffixes, self._room(slot))
-            if slot.drafter == "combined" and match.match_length < self.settings.ngram_trusted_match:
-                continue
-            budgets[row].limit = 0
-            rate = memory.acceptance.rate(match.match_length)
-            free = slot.request.params.chain_length is None and not explored[row]
-            length = best_length([rate] * len(match.chain), self.cost) if free else len(match.chain)
-            matches[row] = Match(match.chain[:length], match.match_length)
-        return matches
-
-    def _room(self, slot: Slot) -> int:
-        """The longest chain that a step of this row may propose."""
-        fixed = slot.request.params.chain_length
-        longest = self.settings.max_chain_length if fixed is None else fixed
-        return max(0, min(longest, slot.tokens_left - 1))
-
-    def _memory(self, domain: str) -> DomainMemory:
-        if domain not in self._memories:
-            settings = self.settings
-            memory = DomainMemory(settings.ngram_min_match, self._longest_match, settings.ngram_store_tokens)
-            self._memories[domain] = memory
-            if len(self._memories) > _MOST_DOMAINS:
-                self._memories.popitem(last=False)
-        self._memories.move_to_end(domain)
-        return self._memories[domain]
-
-    @property
-    def _longest_match(self) -> int:
-        return max(self.settings.ngram_min_match, self.settings.ngram_max_match)
-
-    def _draft_logits(self, rows: list[int], ids: Tensor, position: int) -> Tensor:
-        """Logits [rows, vocab] of the next draft token; feeds whatever the draft has not seen yet."""
-        if position:
-            fed = ids[rows, position - 1 : position]
-            starts = torch.tensor([len(self.slots[row].tokens) + position - 1 for row in rows], device=self.pair.device)
-            last = torch.zeros(len(rows), dtype=torch.long, device=self.pair.device)
-            return self.draft_cache.forward(rows, fed, starts, last=last)
-        for row in rows:
-            slot = self.slots[row]
-            if len(slot.tokens) - slot.draft_length > self.settings.max_chain_length + 1:
-                self._prefill(self.draft_cache, row, slot.tokens, slot.draft_length, len(slot.tokens) - 1)
-                slot.draft_length = len(slot.tokens) - 1
-        pending = [self.slots[row].tokens[self.slots[row].draft_length :] for row in rows]
-        padded, lengths = _padded(pending, self.pair.device)
-        starts = torch.tensor([self.slots[row].draft_length for row in rows], device=self.pair.device)
-        return self.draft_cache.forward(rows, padded, starts, last=lengths - 1)
-
-    def _verify(self, chains: _Chains) -> _Verdict:
-        """One target forward over last token and chain, and what the verifier makes of it."""
-        rows = list(range(len(self.slots)))
+    def _verify(self, chains: Chains, processing: Processing | None) -> _Outcome:
+        """One target forward over last token and chain, what the verifier makes of it, and the step's one read."""
+        rows, width = chains.ids.shape
         device = self.pair.device
-        last = torch.tensor([[slot.tokens[-1]] for slot in self.slots], device=device)
-        starts = torch.tensor([slot.target_length for slot in self.slots], device=device)
-        logits = self.target_cache.forward(rows, torch.cat([last, chains.ids], dim=1), starts)
-        penalised = self._penalised(rows, logits, chains.ids, 0)
-        lengths = torch.tensor(chains.lengths, device=device)
-        if chains.probs is None:
-            num_accepted, next_tokens = verify_greedy(penalised.argmax(-1), chains.ids, lengths)
+        last = on_device([[slot.tokens[-1]] for slot in self.slots], device)
+        starts = [slot.target_length for slot in self.slots]
+        logits = self.target_cache.forward(list(range(rows)), torch.cat([last, chains.ids], dim=1), starts)
+        adjusted = penalised(self.slots, logits, chains.ids, 0)
+        if processing is None:
+            num_accepted, next_tokens = verify_greedy(adjusted.argmax(-1), chains.ids, chains.lengths)
+            overlaps = (torch.arange(width, device=device) < num_accepted[:, None]).float()
         else:
-            width = chains.ids.shape[1]
-            accept = torch.tensor(
-                [[slot.random.random() for _ in range(width)] for slot in self.slots], device=device
-            ).view(len(rows), width)
+            assert chains.probs is not None
+            target = processed_probs(adjusted, processing)
+            accept, recover = uniforms(self.slots, device, width), uniforms(self.slots, device)
             num_accepted, next_tokens = verify_sampled(
-                self._processed(rows, penalised), chains.probs, chains.ids, lengths, accept, self._uniforms(rows)
+                target, chains.probs, chains.ids, chains.lengths, accept, recover
             )
-        return _Verdict(logits, penalised, num_accepted.tolist(), next_tokens.tolist())
+            overlaps = torch.minimum(target[:, :-1], chains.probs).sum(-1)
+        found = read(chains.ids, chains.lengths, chains.confidences, num_accepted, next_tokens, overlaps)
+        return _Outcome(logits, *(values.tolist() for values in found))
 
-    def _emit(self, chains: _Chains, verdict: _Verdict, verify_seconds: float) -> None:
-        chain_ids = chains.ids.tolist()
+    def _emit(self, chains: Chains, outcome: _Outcome, verify_seconds: float) -> None:
         batch_size = len(self.slots)
         for row, slot in enumerate(self.slots):
-            length, accepted = chains.lengths[row], verdict.num_accepted[row]
+            length, accepted = outcome.lengths[row], outcome.num_accepted[row]
             before = len(slot.tokens)
-            kept = slot.accept([*chain_ids[row][:accepted], verdict.next_tokens[row]], self._eos)
+            kept = slot.accept([*outcome.chains[row][:accepted], outcome.next_tokens[row]], self._eos)
             slot.target_length = before + accepted
-            drafter = chains.drafter(row)
+            match = chains.matches[row]
+            drafter = "ngram" if match.chain else "model" if length else ""
             if drafter == "model":
                 slot.draft_length = min(before + length - 1, before + accepted)
-            if drafter == "ngram":
-                reached = min(accepted + 1, length)
-                memory = self._memory(slot.request.domain)
-                memory.acceptance.add(chains.matches[row].match_length, accepted, reached)
+            memory = self.proposer.memories[slot.request.domain]
+            if chains.fair[row] and length:
+                memory.survival.add(length, accepted)
+            if match.chain:
+                memory.acceptance.add(match.match_length, accepted, min(accepted + 1, length))
             if slot.suffixes is not None:
                 slot.suffixes.extend(slot.tokens[before:])
             slot.num_steps += 1
@@ -387,7 +291,7 @@ class Decoder:
             if self.release.version not in slot.releases:
                 slot.releases.append(self.release.version)
             if self._keeps_trace(slot):
-                slot.keep_targets(*sparse_log_probs(verdict.logits[row, :kept], self.listeners.trace_top_k))
+                slot.keep_targets(*sparse_log_probs(outcome.logits[row, :kept], self.listeners.trace_top_k))
             slot.send(slot.tokens[before:])
             self.listeners.on_step(
                 Step(
@@ -403,23 +307,13 @@ class Decoder:
                     draft_seconds=chains.seconds,
                     verify_seconds=verify_seconds,
                     batch_size=batch_size,
-                    positions=self._positions(chains, verdict.penalised, row, accepted),
+                    positions=tuple(
+                        Position(outcome.confidences[row][index], outcome.overlaps[row][index], index < accepted)
+                        for index in range(min(accepted + 1, length))
+                    ),
                     at=datetime.now(UTC),
                 )
             )
-
-    def _positions(self, chains: _Chains, logits: Tensor, row: int, accepted: int) -> tuple[Position, ...]:
-        reached = min(accepted + 1, chains.lengths[row])
-        if not reached:
-            return ()
-        if chains.probs is None:
-            overlaps = [float(index < accepted) for index in range(reached)]
-        else:
-            target = self._processed([row], logits[row : row + 1, :reached])[0]
-            overlaps = torch.minimum(target, chains.probs[row, :reached]).sum(-1).tolist()
-        return tuple(
-            Position(chains.confidences[row][index], overlaps[index], index < accepted) for index in range(reached)
-        )
 
     def _keeps_trace(self, slot: Slot) -> bool:
         listeners = self.listeners
@@ -436,7 +330,7 @@ class Decoder:
         if trace is not None:
             self.listeners.on_trace(trace)
         if whole and slot.suffixes is not None and slot.request.params.record:
-            self._memory(slot.request.domain).store.add(slot.tokens[slot.prompt_tokens :])
+            self.proposer.memories[slot.request.domain].store.add(slot.tokens[slot.prompt_tokens :])
         moved = self.slots.pop()
         hole = len(self.slots)
         if row < hole:
@@ -461,45 +355,3 @@ class Decoder:
     def _move(self, slot: Slot, source: int, destination: int) -> None:
         self.target_cache.move(source, destination, slot.target_length)
         self.draft_cache.move(source, destination, slot.draft_length)
-
-    def _penalised(self, rows: list[int], logits: Tensor, chain: Tensor, first: int) -> Tensor:
-        """Apply each row's penalties.  logits: [rows, positions, vocab], of chain positions ``first`` …; chain:
-        [rows, …], the tokens drafted before them."""
-        concerned = [index for index, row in enumerate(rows) if self.slots[row].request.params.penalises]
-        if not concerned:
-            return logits
-        logits = logits.clone()
-        for index in concerned:
-            slot, drafted = self.slots[rows[index]], chain[index].tolist()
-            params = slot.request.params
-            prompt, output = slot.tokens[: slot.prompt_tokens], slot.tokens[slot.prompt_tokens :]
-            for position in range(logits.shape[1]):
-                logits[index, position] = penalised_logits(
-                    logits[index, position],
-                    prompt,
-                    output + drafted[: first + position],
-                    params.repetition_penalty,
-                    params.presence_penalty,
-                    params.frequency_penalty,
-                )
-        return logits
-
-    def _processed(self, rows: list[int], logits: Tensor) -> Tensor:
-        params = [self.slots[row].request.params for row in rows]
-        device = logits.device
-        return processed_probs(
-            logits,
-            torch.tensor([p.temperature for p in params], device=device),
-            torch.tensor([p.top_k for p in params], device=device),
-            torch.tensor([p.top_p for p in params], device=device),
-            torch.tensor([p.min_p for p in params], device=device),
-        )
-
-    def _uniforms(self, rows: list[int]) -> Tensor:
-        return torch.tensor([self.slots[row].random.random() for row in rows], device=self.pair.device)
-
-
-def _padded(rows: list[list[int]], device: Any) -> tuple[Tensor, Tensor]:
-    width = max(map(len, rows))
-    ids = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=device)
-    return ids, torch.tensor([len(row) for row in rows], device=device)

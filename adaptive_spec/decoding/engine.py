@@ -8,18 +8,16 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
-
-import torch
 
 from adaptive_spec.core import Release, Request
 from adaptive_spec.decoding.decoder import Decoder, Listeners
 from adaptive_spec.decoding.slot import Delta
 from adaptive_spec.errors import BusyError
 from adaptive_spec.models.loading import ModelPair
-from adaptive_spec.models.weights import DraftWeights
+from adaptive_spec.models.weights import Deltas
 from adaptive_spec.settings import DecoderSettings
 
 logger = logging.getLogger(__name__)
@@ -67,7 +65,6 @@ class Engine:
         self.settings = settings
         self.decoder = Decoder(pair, settings, listeners or Listeners(), seed)
         self.last_swap_seconds = 0.0
-        self._weights = DraftWeights(pair.draft)
         self._waiting: deque[Stream] = deque()
         self._jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._changed = threading.Condition()
@@ -130,18 +127,24 @@ class Engine:
                     return
         self.call(lambda: self.decoder.cancel(request_id))
 
-    def swap(self, release: Release, deltas: Mapping[str, torch.Tensor]) -> "Future[float]":
+    def swap(
+        self,
+        release: Release,
+        deltas: Deltas,
+        own: Mapping[str, Deltas] | None = None,
+        vocabulary: Sequence[int] | None = None,
+    ) -> "Future[float]":
         """Put a validated release live between two steps.  The future gives the pause in seconds.
 
         Args:
-            deltas: draft parameter name -> dense low-rank update, same shape; empty for the base draft.
+            deltas: of the shared adapter; empty for the base draft.
+            own: of adapters that domains have for themselves, by domain.
+            vocabulary: the only tokens that drafts may propose; None: all.
         """
 
         def put_live() -> float:
             began = time.perf_counter()
-            self._weights.merge(deltas)
-            self.decoder.draft_changed()
-            self.decoder.release = release
+            self.decoder.swap(release, deltas, own, vocabulary)
             self.last_swap_seconds = time.perf_counter() - began
             return self.last_swap_seconds
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-import numpy as np
 import torch
 
 from adaptive_spec.core import FinishedRequest, Request, Trace
 from adaptive_spec.decoding.text import TextStream
 from adaptive_spec.drafting.ngram import SuffixIndex
+from adaptive_spec.verification.transfer import read
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,7 @@ class Slot:
     submitted: float
     started_at: datetime
     drafter: str = "model"
+    adapter: str = ""  # the domain whose own adapter drafts, where it has one
     suffixes: SuffixIndex | None = None  # of the tokens, where n-gram chains are wanted
     target_length: int = 0
     draft_length: int = 0
@@ -62,9 +63,7 @@ class Slot:
     finish_reason: str | None = None
     first_token: float | None = None
     decode_started: float = 0.0
-    top_ids: list[np.ndarray] = field(default_factory=list)
-    top_log_probs: list[np.ndarray] = field(default_factory=list)
-    tail_mass: list[float] = field(default_factory=list)
+    targets: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = field(default_factory=list)
 
     @property
     def prompt_tokens(self) -> int:
@@ -134,23 +133,25 @@ class Slot:
         )
 
     def keep_targets(self, top_ids: torch.Tensor, top_log_probs: torch.Tensor, tail_mass: torch.Tensor) -> None:
-        """Remember the target's distribution of the tokens just kept: [kept, top_k], [kept, top_k], [kept]."""
-        self.top_ids.append(top_ids.to(torch.int32).cpu().numpy())
-        self.top_log_probs.append(top_log_probs.float().cpu().numpy())
-        self.tail_mass.extend(tail_mass.tolist())
+        """Remember the target's distribution of the tokens just kept: [kept, top_k], [kept, top_k], [kept].
+
+        They stay on the device until the request ends: a step reads back its outcome and nothing else.
+        """
+        self.targets.append((top_ids.to(torch.int32), top_log_probs, tail_mass))
 
     def trace(self) -> Trace | None:
         """The trace, when targets were kept."""
-        if not self.top_ids:
+        if not self.targets:
             return None
+        top_ids, top_log_probs, tail_mass = read(*(torch.cat(parts) for parts in zip(*self.targets, strict=True)))
         return Trace(
             request_id=self.request.request_id,
             domain=self.request.domain,
             tokens=tuple(self.tokens),
             prompt_tokens=self.prompt_tokens,
-            top_ids=np.concatenate(self.top_ids),
-            top_log_probs=np.concatenate(self.top_log_probs),
-            tail_mass=np.asarray(self.tail_mass, dtype=np.float32),
+            top_ids=top_ids,
+            top_log_probs=top_log_probs,
+            tail_mass=tail_mass,
             release=self.releases[-1] if self.releases else 0,
             at=datetime.now(UTC),
         )

@@ -17,10 +17,11 @@ _PRIOR_ACCEPTED, _PRIOR_REACHED = 1.0, 2.0
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A chain and the length of the suffix that it continues."""
+    """A chain, the length of the suffix that it continues, and the acceptance to expect of each of its tokens."""
 
     chain: tuple[int, ...]
     match_length: int
+    rate: float = 0.0
 
 
 NOTHING = Match((), 0)
@@ -123,19 +124,6 @@ class AcceptanceByMatch:
     def rate(self, match_length: int) -> float:
         """Return the acceptance to expect of each token of a chain."""
         return (self.accepted[match_length] + _PRIOR_ACCEPTED) / (self.reached[match_length] + _PRIOR_REACHED)
-
-
-class DomainMemory:
-    """What the n-gram drafter knows of one domain: past outputs and how its chains fared."""
-
-    def __init__(self, shortest: int, longest: int, max_tokens: int) -> None:
-        self.store = OutputStore(shortest, longest, max_tokens)
-        self.acceptance = AcceptanceByMatch()
-
-    def propose(self, own: SuffixIndex, limit: int) -> Match:
-        """Return the chain of the longer match; the request's own text wins a tie."""
-        here, before = own.propose(limit), self.store.propose(own.suffix(), limit)
-        return before if before.match_length > here.match_length else here
 
 
 def _suffixes(tokens: Sequence[int], lengths: "range | Iterator[int]") -> Iterator[tuple[int, ...]]:

@@ -1,60 +1,79 @@
-"""The length policy: before each further draft token, go on or stop.
+"""The length policies: before each further draft token, go on or stop.
 
-Lossless for any rule of this kind: it looks at distributions and drawn tokens, but a token once drawn is always
-verified, so each drawn token still meets rejection sampling against the distribution it was drawn from.
+A policy is a list of floors: token number i is drawn while the reach so far, the product of the calibrated confidences
+of the tokens before it, is at least floor i.  A request's fixed length, a threshold and optimal stopping differ in
+their floors only, so a decoder compares tensors, on any device, and never asks who chose the numbers.
+
+Lossless for any floors: they look at distributions and drawn tokens, but a token once drawn is always verified, so each
+drawn token still meets rejection sampling against the distribution it was drawn from.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import torch
+from torch import Tensor
 
 from adaptive_spec.core import StepCost, Thresholds
 
 _EDGE = 1e-6
+NEVER = math.inf
 
 
-def calibrated_confidence(confidence: float, temperature: float) -> float:
-    """Probability of acceptance read off the draft's top probability: sigmoid(logit(confidence) / temperature)."""
-    if temperature == 1:
-        return confidence
-    clipped = min(max(confidence, _EDGE), 1 - _EDGE)
-    return 1 / (1 + math.exp(-math.log(clipped / (1 - clipped)) / temperature))
+def calibrated_confidence(confidence: Tensor, temperature: Tensor) -> Tensor:
+    """Probability of acceptance read off the draft's top probability: sigmoid(logit(confidence) / temperature).
 
-
-@dataclass(slots=True)
-class ChainBudget:
-    """How long one row's chain may become in this step, updated after each drawn token."""
-
-    limit: int
-    stop_below: float
-    temperature: float
-    survival: float = 1.0
-    drawn: int = 0
-
-    @property
-    def wants_more(self) -> bool:
-        return self.drawn < self.limit and self.survival >= self.stop_below
-
-    def drew(self, confidence: float) -> None:
-        """Account for a drawn token whose distribution had this top probability."""
-        self.drawn += 1
-        self.survival *= calibrated_confidence(confidence, self.temperature)
-
-
-def chain_budget(
-    thresholds: Thresholds, *, fixed: int | None, explore: bool, maximum: int, tokens_left: int
-) -> ChainBudget:
-    """Return the budget of one step: the request's fixed length, else exploring at full length, else the thresholds.
-
-    A step always emits one token beyond the chain, so a chain longer than ``tokens_left - 1`` would be thrown away.
+    confidence, temperature: [rows] -> [rows]
     """
-    room = max(0, tokens_left - 1)
-    if fixed is not None:
-        return ChainBudget(min(fixed, maximum, room), 0.0, thresholds.temperature)
-    if explore:
-        return ChainBudget(min(maximum, room), 0.0, thresholds.temperature)
-    limit = min(thresholds.max_chain_length, maximum, room)
-    return ChainBudget(limit, thresholds.stop_below, thresholds.temperature)
+    clipped = confidence.clamp(_EDGE, 1 - _EDGE)
+    return torch.where(temperature == 1, confidence, (clipped.logit() / temperature).sigmoid())
+
+
+def fixed_floors(length: int) -> list[float]:
+    """Exactly ``length`` tokens."""
+    return [0.0] * length
+
+
+def threshold_floors(thresholds: Thresholds, longest: int) -> list[float]:
+    """At least one token, then on while the reach is at least the threshold (SpecDec++, arXiv 2405.19715)."""
+    length = min(thresholds.max_chain_length, longest)
+    return [0.0 if index == 0 else thresholds.stop_below for index in range(length)]
+
+
+def stopping_floors(survival: Sequence[float], cost: StepCost, longest: int) -> list[float]:
+    """Optimal stopping: draw the next token while some longer chain is worth its time.
+
+    Time is worth ``rate``, the goodput of the best fixed length on this curve.  With i tokens drawn at reach r, going
+    on to n gains r (s_i+1 + s_i+1 s_i+2 + … + s_i+1 … s_n) tokens and costs rate x (draft and verification seconds of n
+    beyond those of i).  Both are linear in r, so the rule "some n gains more than it costs" is a floor on r, found for
+    every i in one pass.  Length 0 results when no n pays at reach 1.
+
+    Args:
+        survival: P(position accepted | reached), of the domain.
+        cost: of a step of the present batch on this machine.
+    """
+    longest = min(longest, len(survival), len(cost.verify_seconds) - 1)
+    draft = cost.draft_seconds
+    length = best_length(survival[:longest], cost, draft)
+    rate = (1 + _gain(survival, 0, length)) / (length * draft + cost.verify_seconds[length])
+    floors = []
+    for drawn in range(longest):
+        ratios = []
+        for n in range(drawn + 1, longest + 1):
+            seconds = (n - drawn) * draft + cost.verify_seconds[n] - cost.verify_seconds[drawn]
+            gain = _gain(survival, drawn, n)
+            ratios.append(rate * seconds / gain if gain > 0 else NEVER)
+        floors.append(min(ratios))
+    return floors
+
+
+def _gain(survival: Sequence[float], start: int, stop: int) -> float:
+    """Expected tokens of positions start … stop - 1, given that start is reached."""
+    total, reach = 0.0, 1.0
+    for share in survival[start:stop]:
+        reach *= share
+        total += reach
+    return total
 
 
 def best_length(survival: Sequence[float], cost: StepCost | None, draft_seconds: float = 0.0) -> int:

@@ -4,9 +4,13 @@ Draft and target go through the same function, and what is verified against is w
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+from adaptive_spec.core import SamplingParams
+from adaptive_spec.verification.transfer import on_device
 
 
 def penalised_logits(
@@ -40,46 +44,76 @@ def penalised_logits(
     return logits
 
 
-def processed_probs(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor | None = None
-) -> Tensor:
-    """Return the distribution that a request samples from.
+@dataclass(frozen=True, slots=True)
+class Processing:
+    """How a batch of requests makes distributions of logits.
+
+    Whether any row truncates is known on the host, so that deciding it never waits for a device.
+
+    temperature, top_k, top_p, min_p: [rows].  temperature 0 is greedy and gives a one-hot distribution on the largest
+    logit; top_k 0 and top_p 1 keep every token; min_p drops tokens less probable than min_p times the most probable.
+    """
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    some_greedy: bool
+    truncates: bool  # some row by top-k or top-p
+    drops: bool  # some row by min-p
+
+    @classmethod
+    def of(cls, params: Sequence[SamplingParams], device: torch.device | str = "cpu") -> "Processing":
+        """Collect it from the rows' parameters."""
+        return cls(
+            temperature=on_device([p.temperature for p in params], device),
+            top_k=on_device([p.top_k for p in params], device),
+            top_p=on_device([p.top_p for p in params], device),
+            min_p=on_device([p.min_p for p in params], device),
+            some_greedy=any(p.temperature <= 0 for p in params),
+            truncates=any(p.top_k > 0 or p.top_p < 1 for p in params),
+            drops=any(p.min_p > 0 for p in params),
+        )
+
+    def rows(self, index: Tensor) -> "Processing":
+        """The same for some of the rows."""
+        columns = {name: getattr(self, name)[index] for name in ("temperature", "top_k", "top_p", "min_p")}
+        return replace(self, **columns)
+
+
+def processed_probs(logits: Tensor, processing: Processing) -> Tensor:
+    """Return the distributions that requests sample from: temperature, min-p, top-k, then top-p.
 
     Args:
         logits: [rows, positions, vocab].
-        temperature: [rows]; 0 is greedy and gives a one-hot distribution on the largest logit.
-        top_k: [rows]; 0 keeps every token.
-        top_p: [rows]; 1 keeps every token, else the smallest set of mass >= top_p, after top-k.
-        min_p: [rows]; drops tokens less probable than min_p times the most probable one, before top-k.
 
     Returns:
         [rows, positions, vocab] float32, each a distribution.
     """
     logits = logits.float()
-    greedy = temperature <= 0
-    scaled = logits / torch.where(greedy, 1.0, temperature)[:, None, None]
-    probs = scaled.softmax(-1)
-    if min_p is not None and bool((min_p > 0).any()):
-        probs = probs * (probs >= min_p[:, None, None] * probs.amax(-1, keepdim=True))
+    temperature = processing.temperature
+    if processing.some_greedy:
+        temperature = torch.where(temperature <= 0, 1.0, temperature)
+    probs = (logits / temperature[:, None, None]).softmax(-1)
+    if processing.drops:
+        probs = probs * (probs >= processing.min_p[:, None, None] * probs.amax(-1, keepdim=True))
         probs = probs / probs.sum(-1, keepdim=True)
-    probs = _truncated(probs, top_k, top_p)
-    if bool(greedy.any()):
+    if processing.truncates:
+        probs = _truncated(probs, processing.top_k[:, None, None], processing.top_p[:, None, None])
+    if processing.some_greedy:
         one_hot = torch.zeros_like(probs).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
-        probs = torch.where(greedy[:, None, None], one_hot, probs)
+        probs = torch.where((processing.temperature <= 0)[:, None, None], one_hot, probs)
     return probs
 
 
 def _truncated(probs: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    limited = (top_k > 0) | (top_p < 1)
-    if not bool(limited.any()):
-        return probs
     ordered, order = probs.sort(dim=-1, descending=True, stable=True)
     ranks = torch.arange(probs.shape[-1], device=probs.device)
-    kept = (ranks < top_k[:, None, None]) | (top_k <= 0)[:, None, None]
+    kept = (ranks < top_k) | (top_k <= 0)
     ordered = ordered * kept
     total = ordered.sum(-1, keepdim=True)
     before = (ordered.cumsum(-1) - ordered) / total
-    kept = kept & ((before < top_p[:, None, None]) | (top_p >= 1)[:, None, None])
+    kept = kept & ((before < top_p) | (top_p >= 1))
     ordered = ordered * kept
     ordered = ordered / ordered.sum(-1, keepdim=True)
     return torch.zeros_like(probs).scatter_(-1, order, ordered)

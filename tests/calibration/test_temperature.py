@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from adaptive_spec.calibration.temperature import (
@@ -77,6 +78,7 @@ def test_calibrated_confidence_agrees_with_its_array_form() -> None:
     values = np.asarray([0.0, 1e-9, 0.2, 0.5, 0.97, 1.0])
     for temperature in (0.3, 1.0, 4.0):
         array = calibrated_confidences(values, temperature)
-        np.testing.assert_allclose(array, [calibrated_confidence(float(v), temperature) for v in values])
+        tensor = calibrated_confidence(torch.tensor(values), torch.tensor(temperature))
+        np.testing.assert_allclose(array, tensor.numpy(), rtol=1e-5)
         assert ((array >= 0) & (array <= 1)).all()
-    assert calibrated_confidence(0.8, 2.0) == pytest.approx(2 / 3)
+    assert float(calibrated_confidence(torch.tensor(0.8), torch.tensor(2.0))) == pytest.approx(2 / 3)

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from adaptive_spec.calibration.cost import CostModel
 from adaptive_spec.core import FinishedRequest, Release, Request, SamplingParams, Step, StepCost, Thresholds, Trace
 from adaptive_spec.decoding.decoder import Listeners
 from adaptive_spec.decoding.engine import Engine
 from adaptive_spec.errors import BusyError, ReleaseError, RequestError
 from adaptive_spec.models.loading import ModelPair
 from adaptive_spec.settings import DecoderSettings
-from adaptive_spec.verification.distribution import processed_probs
+from adaptive_spec.verification.distribution import Processing, processed_probs
 
 SETTINGS = DecoderSettings(slots=3, max_context_tokens=128, prefill_chunk_tokens=7, max_chain_length=4)
 
@@ -105,7 +106,7 @@ def test_outputs_of_requests_that_are_not_recorded_are_not_remembered(engine: En
 def test_n_gram_chains_are_only_as_long_as_pays(pair: ModelPair, heard: Heard) -> None:
     settings = SETTINGS.model_copy(update={"explore_share": 0.0, "drafter": "ngram"})
     engine = Engine(pair, settings, heard.listeners)
-    engine.decoder.cost = StepCost(1.0, (1.0, 9.0, 9.0, 9.0, 9.0), "a machine where verifying chains never pays")
+    engine.decoder.price(CostModel(StepCost(1.0, (1.0, 9.0, 9.0, 9.0, 9.0), "verifying chains never pays")))
     engine.start()
     prompt = prompts(1)[0] * 3
     assert engine.submit(Request("a", prompt, SamplingParams(max_tokens=20))).collect()[1] == greedy_of_target(
@@ -129,6 +130,7 @@ def test_chains_are_accepted_and_outcomes_are_consistent(engine: Engine, heard: 
 
 def test_traces_hold_the_targets_own_distribution(engine: Engine, heard: Heard, pair: ModelPair) -> None:
     engine.submit(Request("a", prompts(1)[0], SamplingParams(max_tokens=20))).collect()
+    engine.call(lambda: None).result()  # the step that ended the request is over
     (trace,) = heard.traces
     with torch.no_grad():
         log_probs = pair.target(torch.tensor([trace.tokens])).logits[0].log_softmax(-1)
@@ -244,14 +246,14 @@ def _chi_square_p(pair: ModelPair, prompt: tuple[int, ...], samples: torch.Tenso
     prefixes, inverse = samples[:, :position].unique(dim=0, return_inverse=True)
     observed: list[float] = []
     expected: list[float] = []
-    one, k, p = torch.tensor([0.8]), torch.tensor([5]), torch.tensor([1.0])
+    processing = Processing.of([SamplingParams(temperature=0.8, top_k=5)])
     for index, prefix in enumerate(prefixes):
         drawn = samples[inverse == index, position]
         if len(drawn) < 40:
             continue
         with torch.no_grad():
             logits = pair.target(torch.tensor([[*prompt, *prefix.tolist()]])).logits[:, -1:]
-        probs = processed_probs(logits, one, k, p)[0, 0]
+        probs = processed_probs(logits, processing)[0, 0]
         for token in probs.nonzero().flatten().tolist():
             want = float(probs[token]) * len(drawn)
             if want >= 5:
@@ -325,14 +327,14 @@ def test_a_long_prompt_does_not_stall_the_others(pair: ModelPair, heard: Heard) 
 
 def test_a_prompt_that_cannot_be_prefilled_fails_alone(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(pair, SETTINGS)
-    prefill = engine.decoder._prefill
+    prefill = engine.decoder.target_cache.prefill
 
-    def out_of_memory(cache: object, row: int, tokens: list[int], start: int, stop: int) -> None:
+    def out_of_memory(row: int, tokens: list[int], start: int, stop: int, chunk: int) -> None:
         if 99 in tokens:
             raise RuntimeError("out of memory")
-        prefill(cache, row, tokens, start, stop)  # type: ignore[arg-type]
+        prefill(row, tokens, start, stop, chunk)
 
-    monkeypatch.setattr(engine.decoder, "_prefill", out_of_memory)
+    monkeypatch.setattr(engine.decoder.target_cache, "prefill", out_of_memory)
     params = SamplingParams(max_tokens=20)
     texts = [(1, 2, 3), (99, 4, 5), (6, 7, 8)]
     streams = [engine.submit(Request(str(i), prompt, params)) for i, prompt in enumerate(texts)]
@@ -415,7 +417,7 @@ def test_penalised_sampling_has_the_penalised_distribution(pair: ModelPair) -> N
     with torch.no_grad():
         logits = pair.target(torch.tensor([[*prompt, first]])).logits[0, -1]
     penalised = penalised_logits(logits, prompt, [first], 1.0, 0.0, 2.0).view(1, 1, -1)
-    probs = processed_probs(penalised, torch.tensor([0.8]), torch.tensor([4]), torch.tensor([1.0]))[0, 0].double()
+    probs = processed_probs(penalised, Processing.of([SamplingParams(temperature=0.8, top_k=4)]))[0, 0].double()
     probs = probs / probs.sum()
     tokens = probs.nonzero().flatten().tolist()
     assert set(drawn.tolist()) <= set(tokens)

@@ -5,8 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptive_spec.core import StepCost
-from adaptive_spec.drafting.ngram import NOTHING, AcceptanceByMatch, DomainMemory, Match, OutputStore, SuffixIndex
+from adaptive_spec.drafting.memory import DomainMemory
+from adaptive_spec.drafting.ngram import NOTHING, AcceptanceByMatch, Match, OutputStore, SuffixIndex
 from adaptive_spec.drafting.policy import best_length
+from adaptive_spec.settings import DecoderSettings
 
 TOKENS = st.lists(st.integers(0, 3), max_size=40)
 
@@ -62,13 +64,13 @@ def test_an_output_pushed_out_is_not_found() -> None:
 
 
 def test_the_longer_match_wins_and_the_request_wins_a_tie() -> None:
-    memory = DomainMemory(2, 4, 100)
+    memory = DomainMemory(DecoderSettings(ngram_min_match=2, ngram_max_match=4, ngram_store_tokens=100))
     memory.store.add([1, 2, 3, 50, 51])
     own = SuffixIndex(2, 4)
     own.extend([2, 3, 60, 61, 1, 2, 3])
-    assert memory.propose(own, 2) == Match((50, 51), 3)
+    assert memory.propose(own, 2) == Match((50, 51), 3, 0.5)
     own.extend([70, 71, 1, 2, 3])
-    assert memory.propose(own, 2) == Match((70, 71), 3)
+    assert memory.propose(own, 2) == Match((70, 71), 3, 0.5)
 
 
 def test_acceptance_is_counted_by_match_length() -> None:

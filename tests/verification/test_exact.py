@@ -6,7 +6,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from adaptive_spec.verification.distribution import penalised_logits, processed_probs, sample
+from adaptive_spec.core import SamplingParams
+from adaptive_spec.verification.distribution import Processing, penalised_logits, processed_probs, sample
 from adaptive_spec.verification.exact import verify_greedy, verify_sampled
 
 VOCAB = 5
@@ -89,13 +90,8 @@ def test_processing_matches_a_plain_loop(
     logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float
 ) -> None:
     row = torch.tensor(logits)
-    ours = processed_probs(
-        row.view(1, 1, -1),
-        torch.tensor([temperature]),
-        torch.tensor([top_k]),
-        torch.tensor([top_p]),
-        torch.tensor([min_p]),
-    )[0, 0]
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    ours = processed_probs(row.view(1, 1, -1), Processing.of([params]))[0, 0]
     probs = (row / temperature).softmax(-1).tolist()
     assume(all(abs(p - min_p * max(probs)) > 1e-6 for p in probs) or min_p == 1.0 == max(probs))
     probs = [p if p >= min_p * max(probs) else 0.0 for p in probs]
@@ -123,8 +119,6 @@ def test_penalties_by_hand() -> None:
 
 
 def test_greedy_processing_is_one_hot_and_sampling_never_draws_the_impossible() -> None:
-    probs = processed_probs(
-        torch.tensor([[[0.1, 3.0, -float("inf")]]]), torch.tensor([0.0]), torch.tensor([0]), torch.tensor([1.0])
-    )
+    probs = processed_probs(torch.tensor([[[0.1, 3.0, -float("inf")]]]), Processing.of([SamplingParams()]))
     assert probs.tolist() == [[[0.0, 1.0, 0.0]]]
     assert sample(torch.tensor([[0.0, 1.0, 0.0]] * 2), torch.tensor([0.0, 0.9999999])).tolist() == [1, 1]

@@ -1,0 +1,270 @@
+"""The draft phase of a step: a chain for each live row, from the draft model or from an n-gram match.
+
+The number of tokens a row may get is decided by floors (``drafting/policy.py``).  On a CPU the loop looks after each
+token which rows go on and ends early; on a device it runs its course and looks at nothing, and what was drawn below a
+floor does not count.
+"""
+
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from adaptive_spec.calibration.cost import CostModel
+from adaptive_spec.core import Release, StepCost
+from adaptive_spec.decoding.cache import RaggedCache
+from adaptive_spec.decoding.sampling import penalised, uniforms
+from adaptive_spec.decoding.slot import Slot
+from adaptive_spec.drafting.memory import Memories
+from adaptive_spec.drafting.ngram import NOTHING, Match
+from adaptive_spec.drafting.policy import (
+    NEVER,
+    best_length,
+    calibrated_confidence,
+    fixed_floors,
+    stopping_floors,
+    threshold_floors,
+)
+from adaptive_spec.models.weights import DraftWeights
+from adaptive_spec.settings import DecoderSettings
+from adaptive_spec.verification.distribution import Processing, processed_probs, sample
+from adaptive_spec.verification.transfer import on_device
+
+
+@dataclass(slots=True)
+class Chains:
+    """What one draft phase produced.
+
+    ids: [rows, width].  lengths: [rows], how many of them are proposed.  confidences: [rows, width].
+    probs: [rows, width, vocab] they were drawn from; None when every row is greedy: then the chain alone decides.
+    matches: of n-gram chains; NOTHING where the model drafted.  fair: rows whose length was fixed beforehand.
+    """
+
+    ids: Tensor
+    lengths: Tensor
+    confidences: Tensor
+    probs: Tensor | None
+    explored: list[bool]
+    fair: list[bool]
+    matches: list[Match]
+    seconds: float
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What was decided for each row before the first token is drawn."""
+
+    floors: list[list[float]]  # empty: the model does not draft
+    matches: list[Match]
+    explored: list[bool]
+    fair: list[bool]  # the model drafts a length that was fixed beforehand
+
+
+class Proposer:
+    """Owns the drafts, their cache, and what is remembered of each domain."""
+
+    def __init__(
+        self, weights: DraftWeights, cache: RaggedCache, settings: DecoderSettings, rng: random.Random
+    ) -> None:
+        self.weights = weights
+        self.cache = cache
+        self.settings = settings
+        self.memories = Memories(settings)
+        self.release = Release()
+        self.cost: CostModel | None = None  # once measured, chains are as long as pays
+        self._random = rng
+        self._device = cache.model.device
+        self._vocab_size = int(cache.model.config.vocab_size)
+
+    def propose(self, slots: list[Slot], processing: Processing | None) -> Chains:
+        """Draft for every row.  processing: None when every row is greedy."""
+        began = time.perf_counter()
+        plan = self._plan(slots)
+        width = max(len(match.chain) or len(floors) for match, floors in zip(plan.matches, plan.floors, strict=True))
+        if self.cache.static and width:
+            width = self.settings.max_chain_length
+        chains = self._empty(len(slots), width, plan, processing)
+        if any(plan.floors):
+            self._draw(slots, chains, plan.floors, processing)
+        if not self.cache.static:
+            width = int(chains.lengths.max()) if width else 0
+            chains.ids, chains.confidences = chains.ids[:, :width], chains.confidences[:, :width]
+            chains.probs = None if chains.probs is None else chains.probs[:, :width]
+        chains.seconds = time.perf_counter() - began
+        return chains
+
+    def _plan(self, slots: list[Slot]) -> _Plan:
+        explores = self._explores(slots)
+        cost = self.cost.at(len(slots)) if self.cost else None
+        plan = _Plan([], [], [], [])
+        for slot in slots:
+            fixed = slot.request.params.chain_length
+            free = fixed is None and not explores
+            room = max(0, min(self.settings.max_chain_length if fixed is None else fixed, slot.tokens_left - 1))
+            match = self._match(slot, room)
+            if free and match.chain:
+                length = best_length([match.rate] * len(match.chain), cost)
+                match = replace(match, chain=match.chain[:length])
+            by_model = match is NOTHING and slot.drafter != "ngram"
+            floors = self._floors(slot, room, cost) if free else fixed_floors(room)
+            plan.matches.append(match)
+            plan.floors.append(floors if by_model else [])
+            plan.explored.append(explores and fixed is None)
+            plan.fair.append(by_model and not free)
+        return plan
+
+    def _floors(self, slot: Slot, room: int, cost: StepCost | None) -> list[float]:
+        survival = self._survival(slot.request.domain)
+        if self.settings.policy == "stopping" and cost and survival:
+            floors = stopping_floors(survival, cost, room)
+        else:
+            floors = threshold_floors(self.release.for_domain(slot.request.domain), room)
+        return floors if floors and floors[0] <= 1 else []  # every chain begins at reach 1
+
+    def _explores(self, slots: list[Slot]) -> bool:
+        """Whether this step drafts at full length regardless of the policy.
+
+        One draw for all rows: a step costs what its longest chain costs, so exploring rows share a step.  The share is
+        of decoding time.  A domain of which nothing is known explores until something is.
+        """
+        free = [slot for slot in slots if slot.request.params.chain_length is None]
+        share, longest = self.settings.explore_share, self.settings.max_chain_length
+        if not free or not share or not longest:
+            return False
+        by_survival = self.settings.policy == "stopping" and self.cost is not None
+        if by_survival and any(s.drafter != "ngram" and not self._survival(s.request.domain) for s in free):
+            return True
+        if self.cost:
+            cost = self.cost.at(len(slots))
+            plain = cost.verify_seconds[0]
+            longest = min(longest, len(cost.verify_seconds) - 1)
+            share *= plain / (longest * cost.draft_seconds + cost.verify_seconds[longest])
+        return self._random.random() < share
+
+    def _survival(self, domain: str) -> tuple[float, ...]:
+        """The domain's survival curve: as counted here, else as the release was calibrated; empty: not known."""
+        counted = self.memories[domain].survival.curve()
+        return counted or self.release.for_domain(domain).survival
+
+    def _match(self, slot: Slot, room: int) -> Match:
+        """The n-gram chain of a row, NOTHING where the model is to draft or nothing matches."""
+        if slot.suffixes is None:
+            return NOTHING
+        match = self.memories[slot.request.domain].propose(slot.suffixes, room)
+        trusted = slot.drafter == "ngram" or match.match_length >= self.settings.ngram_trusted_match
+        return match if trusted else NOTHING
+
+    def _empty(self, rows: int, width: int, plan: _Plan, processing: Processing | None) -> Chains:
+        """Chains with the n-gram ones filled in."""
+        device = self._device
+        padded = [[*match.chain, *[0] * (width - len(match.chain))] for match in plan.matches]
+        ids = on_device(padded, device, torch.long).view(rows, width)
+        lengths = on_device([len(match.chain) for match in plan.matches], device)
+        confidences = torch.zeros(rows, width, device=device)
+        probs = None if processing is None else torch.zeros(rows, width, self._vocab_size, device=device)
+        for row, match in enumerate(plan.matches):
+            if not match.chain:
+                continue
+            length = len(match.chain)
+            confidences[row, :length] = match.rate
+            if probs is not None:
+                probs[row, :length].scatter_(-1, ids[row, :length, None], 1.0)
+        return Chains(ids, lengths, confidences, probs, plan.explored, plan.fair, plan.matches, 0.0)
+
+    def _draw(
+        self, slots: list[Slot], chains: Chains, floors: list[list[float]], processing: Processing | None
+    ) -> None:
+        """Let the draft model propose, token by token, for the rows that have floors."""
+        device, width = self._device, chains.ids.shape[1]
+        above = on_device([[*row, *[NEVER] * (width - len(row))] for row in floors], device)
+        temperature = on_device([self.release.for_domain(slot.request.domain).temperature for slot in slots], device)
+        reach = torch.ones(len(slots), device=device)
+        going = on_device([bool(row) for row in floors], device)
+        rows = [row for row, values in enumerate(floors) if values]
+        for position in range(width):
+            going = going & (reach >= above[:, position])
+            if not self.cache.static:  # on a CPU looking is free
+                rows = going.nonzero().flatten().tolist()
+                if not rows:
+                    return
+            at = on_device(rows, device)
+            tokens, tops, probs = self._next([slots[row] for row in rows], rows, chains.ids, position, processing)
+            counts = going[at]
+            chains.ids[at, position] = tokens
+            chains.confidences[at, position] = tops
+            chains.lengths[at] += counts
+            if chains.probs is not None and probs is not None:
+                chains.probs[at, position] = probs
+            reach[at] *= calibrated_confidence(tops, temperature[at])
+
+    def _next(
+        self, slots: list[Slot], rows: list[int], ids: Tensor, position: int, processing: Processing | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The next token of some rows, the draft's top probability, and the distribution if it was drawn from one."""
+        trimmed = self.weights.trimmed
+        logits = self._logits(slots, rows, ids, position)
+        tops = logits.float().softmax(-1).amax(-1)
+        plain = processing is None and not any(slot.request.params.penalises for slot in slots)
+        if plain:
+            tokens = logits.argmax(-1)
+            return tokens if trimmed is None else trimmed.token_ids[tokens], tops, None
+        if trimmed is not None:
+            everywhere = logits.new_full((len(rows), self._vocab_size), -torch.inf)
+            logits = everywhere.index_copy(1, trimmed.token_ids, logits)
+        drawn_before = ids[on_device(rows, self._device), :position]
+        logits = penalised(slots, logits[:, None], drawn_before, position)
+        if processing is None:
+            return logits[:, 0].argmax(-1), tops, None
+        probs = processed_probs(logits, processing.rows(on_device(rows, self._device)))[:, 0]
+        return sample(probs, uniforms(slots, self._device)), tops, probs
+
+    def _logits(self, slots: list[Slot], rows: list[int], ids: Tensor, position: int) -> Tensor:
+        """Draft logits [rows, tokens of the head]; feeds whatever the draft has not seen yet.
+
+        Rows of domains with their own adapter are run group by group.
+        """
+        head = None if self.weights.trimmed is None else self.weights.trimmed.head
+        parts: list[Tensor] = []
+        order: list[int] = []
+        for model, members in self._groups(slots):
+            chosen = [rows[index] for index in members]
+            if position:
+                fed = ids[on_device(chosen, self._device), position - 1 : position]
+                starts = [len(slots[index].tokens) + position - 1 for index in members]
+                last = [0] * len(members)
+            else:
+                fed, starts, last = self._pending([slots[index] for index in members], chosen, model)
+            parts.append(self.cache.forward(chosen, fed, starts, last=last, model=model, head=head))
+            order += members
+        if len(parts) == 1:
+            return parts[0]
+        return torch.cat(parts)[on_device([order.index(index) for index in range(len(rows))], self._device)]
+
+    def _groups(self, slots: list[Slot]) -> Iterator[tuple[PreTrainedModel, list[int]]]:
+        """The rows of each adapter."""
+        members: dict[int, list[int]] = {}
+        models = [self.weights.of(slot.adapter) for slot in slots]
+        for index, model in enumerate(models):
+            members.setdefault(id(model), []).append(index)
+        for indices in members.values():
+            yield models[indices[0]], indices
+
+    def _pending(
+        self, slots: list[Slot], rows: list[int], model: PreTrainedModel
+    ) -> tuple[Tensor, list[int], list[int]]:
+        """What the draft has not seen of each row: ids [rows, tokens], where they start, and the last of each."""
+        widest = self.settings.max_chain_length + 1
+        for slot, row in zip(slots, rows, strict=True):
+            if len(slot.tokens) - slot.draft_length > widest:
+                self.cache.prefill(
+                    row, slot.tokens, slot.draft_length, len(slot.tokens) - 1, self.settings.prefill_chunk_tokens, model
+                )
+                slot.draft_length = len(slot.tokens) - 1
+        pending = [slot.tokens[slot.draft_length :] for slot in slots]
+        width = widest if self.cache.static else max(map(len, pending))
+        ids = on_device([row + [0] * (width - len(row)) for row in pending], self._device)
+        return ids, [slot.draft_length for slot in slots], [len(row) - 1 for row in pending]
