@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -83,7 +84,9 @@ def compare(
     return measure(ours, theirs, settings, plan, running, tell)
 
 
-def put_on(settings: Settings, ours: ModelPair, theirs: ModelPair, release: str | None, adapter: Path | None) -> Release:
+def put_on(
+    settings: Settings, ours: ModelPair, theirs: ModelPair, release: str | None, adapter: Path | None
+) -> Release:
     """Put a trained adapter on both drafts; return the release that our engines run.
 
     Raises:
@@ -109,6 +112,8 @@ def measure(
     ours: ModelPair, theirs: ModelPair, settings: Settings, plan: Plan, release: Release, tell: Tell
 ) -> list[Cell]:
     """Measure the domains, then how the cost grows for plain decoding, our best sides and ``generate``."""
+    domains = domain_workloads(ours, plan)
+    growth = growth_workloads(ours, plan) if plan.growth else []
     tell("bench", "measuring the cost of a step")
     cost = measured_cost(ours, settings)
     with ExitStack() as stack:
@@ -120,12 +125,10 @@ def measure(
         runners |= peer_runners(theirs, plan.sides)
         for runner in runners.values():
             stack.callback(runner.close)
-        cells = take_turns(runners, domain_workloads(ours, plan), plan.rounds, theirs, partial_tell(tell, "domains"))
-        if plan.growth:
-            chosen = (PLAIN, *best_sides(cells, _BEST), REFERENCE)
-            some = {name: runner for name, runner in runners.items() if name in chosen}
-            workloads = growth_workloads(ours, plan)
-            cells += take_turns(some, workloads, plan.rounds, theirs, partial_tell(tell, "growth"))
+        cells = take_turns(runners, domains, plan.rounds, theirs, partial(tell, "domains"))
+        chosen = (PLAIN, *best_sides(cells, _BEST), REFERENCE)
+        some = {name: runner for name, runner in runners.items() if name in chosen}
+        cells += take_turns(some, growth, plan.rounds, theirs, partial(tell, "growth"))
     return cells
 
 
@@ -142,30 +145,31 @@ def take_turns(
         judge: whose target says whether two answers part at a tie.
     """
     cells = [{name: Cell(name, workload) for name in runners} for workload in workloads]
-    turns = rounds_of(workloads, rounds)
-    for number, (counted, place, task) in enumerate(turns):
-        shown: dict[str, Turn] = {}
-        for name in order(list(runners), number):
-            tell(f"turn {number + 1} of {len(turns)}, {task.domain}, {name}")
-            _let(runners[name], task, cells[place][name], shown)
-        if counted:
-            _note(cells[place], shown, task, judge)
+    for number, tasks in enumerate(rounds_of(workloads, rounds)):
+        for turn, (place, task) in enumerate(tasks):
+            shown: dict[str, Turn] = {}
+            # Counting on by the round, a task that comes at the same turn of each meets another order in each.
+            for name in order(list(runners), number + turn):
+                tell(f"round {number} of {rounds}, {turn + 1} of {len(tasks)}: {task.domain}, {name}")
+                _let(runners[name], task, cells[place][name], shown)
+            if number:
+                _note(cells[place], shown, task, judge)
     return [cell for row in cells for cell in row.values()]
 
 
-def rounds_of(workloads: Sequence[Workload], rounds: int) -> list[tuple[bool, int, Task]]:
-    """All turns: whether one counts, the place of its workload, its task.  Warming up, a few tokens are enough."""
+def rounds_of(workloads: Sequence[Workload], rounds: int) -> list[list[tuple[int, Task]]]:
+    """The tasks of each round, with the place of their workload.  To warm up, a few tokens are enough."""
+    tasks = [(place, task) for place, workload in enumerate(workloads) for task in workload.tasks]
     warm_up = [
-        (False, place, replace(workload.tasks[0], max_tokens=min(_WARM_UP_TOKENS, workload.tasks[0].max_tokens)))
+        (place, replace(workload.tasks[0], max_tokens=min(_WARM_UP_TOKENS, workload.tasks[0].max_tokens)))
         for place, workload in enumerate(workloads)
     ]
-    counted = [(True, place, task) for place, workload in enumerate(workloads) for task in workload.tasks]
-    return warm_up + counted * rounds
+    return [warm_up, *[tasks] * rounds]
 
 
 def order(names: Sequence[str], turn: int) -> list[str]:
-    """The sides' order in a turn: rotated by one each turn, and every other turn backwards."""
-    first = turn % len(names)
+    """The sides' order in a turn: there, back again, and then from the next one on."""
+    first = turn // 2 % len(names)
     rotated = [*names[first:], *names[:first]]
     return rotated[::-1] if turn % 2 else rotated
 
@@ -179,11 +183,6 @@ def best_sides(cells: Sequence[Cell], count: int) -> list[str]:
     }
     measured = {name: statistics.median(values) for name, values in ratios.items() if values}
     return sorted(measured, key=lambda name: -measured[name])[:count]
-
-
-def partial_tell(tell: Tell, title: str) -> Callable[[str], None]:
-    """``tell`` with its title given."""
-    return lambda text: tell(title, text)
 
 
 def _decoder(settings: Settings, side: OurSide) -> DecoderSettings:

@@ -40,8 +40,7 @@ class ForwardClock:
     def __init__(self, model: nn.Module) -> None:
         self._began = 0.0
         self._forwards: list[tuple[float, float]] = []
-        model.register_forward_pre_hook(self._begin)
-        model.register_forward_hook(self._end)
+        self._hooks = (model.register_forward_pre_hook(self._begin), model.register_forward_hook(self._end))
 
     def forget(self) -> None:
         """Begin a new turn."""
@@ -50,6 +49,11 @@ class ForwardClock:
     def seconds_after(self, moment: float) -> float:
         """Seconds in forwards that ended after a moment."""
         return sum(seconds for ended, seconds in self._forwards if ended > moment)
+
+    def close(self) -> None:
+        """Leave the model alone."""
+        for hook in self._hooks:
+            hook.remove()
 
     def _begin(self, *_: Any) -> None:
         self._began = time.perf_counter()
@@ -68,7 +72,9 @@ class _Peer:
         self._draft_clock = draft
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Take the clocks off the models."""
+        self._target_clock.close()
+        self._draft_clock.close()
 
     def _forget(self) -> None:
         self._target_clock.forget()
@@ -104,8 +110,7 @@ class TransformersRunner(_Peer):
 
     def run(self, task: Task) -> Turn:
         """Call ``generate`` once."""
-        for model, end in zip(self._models, self._ends, strict=True):
-            model.generation_config.eos_token_id = None if task.ignore_eos else end
+        self._set_ends(None if task.ignore_eos else self._ends)
         width = max(map(len, task.prompts))
         rows = [[self._padding] * (width - len(ids)) + list(ids) for ids in task.prompts]
         mask = [[0] * (width - len(ids)) + [1] * len(ids) for ids in task.prompts]
@@ -129,6 +134,15 @@ class TransformersRunner(_Peer):
         first, *_ = heard.moments
         num_steps = len(heard.moments) if self._extra else sum(map(len, tokens))
         return self._turn(tokens, began, first, ended, num_steps)
+
+    def close(self) -> None:
+        """Leave the models as they came."""
+        super().close()
+        self._set_ends(self._ends)
+
+    def _set_ends(self, ends: Sequence[Any] | None) -> None:
+        for place, model in enumerate(self._models):
+            model.generation_config.eos_token_id = ends[place] if ends else None
 
 
 class FlashSpecRunner(_Peer):
