@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+import transformers.utils.logging
 
 from adaptive_spec.bench.lossless import is_tie
 from adaptive_spec.bench.ours import OurRunner, measured_cost
@@ -29,7 +30,7 @@ from adaptive_spec.settings import DecoderSettings, Settings
 
 logger = logging.getLogger(__name__)
 
-_WARM_UP_TOKENS = 4
+_WARM_UP_PROMPT, _WARM_UP_TOKENS = 64, 4
 _BEST = 2  # speculating sides of ours that the growth part measures
 
 Tell = Callable[[str, str], None]
@@ -81,7 +82,12 @@ def compare(
     tell("bench", "loading the models, twice")
     ours, theirs = load_pair(settings.model), load_pair(settings.model)
     running = put_on(settings, ours, theirs, release, adapter)
-    return measure(ours, theirs, settings, plan, running, tell)
+    said = transformers.utils.logging.get_verbosity()
+    transformers.utils.logging.set_verbosity_error()  # its assisted generation warns of what it does itself
+    try:
+        return measure(ours, theirs, settings, plan, running, tell)
+    finally:
+        transformers.utils.logging.set_verbosity(said)
 
 
 def put_on(
@@ -111,7 +117,10 @@ def put_on(
 def measure(
     ours: ModelPair, theirs: ModelPair, settings: Settings, plan: Plan, release: Release, tell: Tell
 ) -> list[Cell]:
-    """Measure the domains, then how the cost grows for plain decoding, our best sides and ``generate``."""
+    """Measure the domains, then, in half as many rounds, how the cost grows.
+
+    The growth part has plain decoding, our two best sides and transformers' ``generate``.
+    """
     domains = domain_workloads(ours, plan)
     growth = growth_workloads(ours, plan) if plan.growth else []
     tell("bench", "measuring the cost of a step")
@@ -128,7 +137,7 @@ def measure(
         cells = take_turns(runners, domains, plan.rounds, theirs, partial(tell, "domains"))
         chosen = (PLAIN, *best_sides(cells, _BEST), REFERENCE)
         some = {name: runner for name, runner in runners.items() if name in chosen}
-        cells += take_turns(some, growth, plan.rounds, theirs, partial(tell, "growth"))
+        cells += take_turns(some, growth, (plan.rounds + 1) // 2, theirs, partial(tell, "growth"))
     return cells
 
 
@@ -146,11 +155,12 @@ def take_turns(
     """
     cells = [{name: Cell(name, workload) for name in runners} for workload in workloads]
     for number, tasks in enumerate(rounds_of(workloads, rounds)):
+        title = f"round {number} of {rounds}" if number else "warm-up"
         for turn, (place, task) in enumerate(tasks):
             shown: dict[str, Turn] = {}
             # Counting on by the round, a task that comes at the same turn of each meets another order in each.
             for name in order(list(runners), number + turn):
-                tell(f"round {number} of {rounds}, {turn + 1} of {len(tasks)}: {task.domain}, {name}")
+                tell(f"{title}, turn {turn + 1} of {len(tasks)}: {task.domain}, {name}")
                 _let(runners[name], task, cells[place][name], shown)
             if number:
                 _note(cells[place], shown, task, judge)
@@ -160,11 +170,10 @@ def take_turns(
 def rounds_of(workloads: Sequence[Workload], rounds: int) -> list[list[tuple[int, Task]]]:
     """The tasks of each round, with the place of their workload.  To warm up, a few tokens are enough."""
     tasks = [(place, task) for place, workload in enumerate(workloads) for task in workload.tasks]
-    warm_up = [
-        (place, replace(workload.tasks[0], max_tokens=min(_WARM_UP_TOKENS, workload.tasks[0].max_tokens)))
-        for place, workload in enumerate(workloads)
+    return [
+        [(place, _shortened(workload.tasks[0])) for place, workload in enumerate(workloads)],
+        *[tasks] * rounds,
     ]
-    return [warm_up, *[tasks] * rounds]
 
 
 def order(names: Sequence[str], turn: int) -> list[str]:
@@ -183,6 +192,11 @@ def best_sides(cells: Sequence[Cell], count: int) -> list[str]:
     }
     measured = {name: statistics.median(values) for name, values in ratios.items() if values}
     return sorted(measured, key=lambda name: -measured[name])[:count]
+
+
+def _shortened(task: Task) -> Task:
+    prompts = tuple(ids[-_WARM_UP_PROMPT:] for ids in task.prompts)
+    return replace(task, prompts=prompts, max_tokens=min(_WARM_UP_TOKENS, task.max_tokens))
 
 
 def _decoder(settings: Settings, side: OurSide) -> DecoderSettings:

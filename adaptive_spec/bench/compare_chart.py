@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from adaptive_spec.bench.sides import PLAIN
 from adaptive_spec.errors import SettingsError
 
 _OURS, _PEERS, _RULE = "#2a6f97", "#b8b8b8", "#c1553b"
@@ -69,13 +70,14 @@ def _bars(axes: Any, domain: str, rows: list[dict[str, Any]]) -> None:
         color=[_OURS if row["ours"] else _PEERS for row in rows],
         error_kw={"elinewidth": 1, "capsize": 2, "ecolor": "#333333"},
     )
-    plain = next((row["tokens_per_second"] for row in rows if row["ratio_to_plain"] == 1), None)
+    plain = next((row["tokens_per_second"] for row in rows if row["side"] == PLAIN), None)
     if plain is not None:
         axes.axvline(plain, color=_RULE, linewidth=1, linestyle="--", zorder=0)
     widest = max(value + more for value, more in zip(values, above, strict=True))
     for place, (row, more) in enumerate(zip(rows, above, strict=True)):
         text = f"{row['ratio_to_plain']:.2f} ×"
-        axes.text(row["tokens_per_second"] + more + widest * 0.015, place, text, va="center", fontsize=8)
+        label = axes.text(row["tokens_per_second"] + more + widest * 0.015, place, text, va="center", fontsize=8)
+        label.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})
     axes.set_xlim(0, widest * 1.12)
     axes.set_yticks(range(len(rows)), [row["side"] for row in rows], fontsize=8)
     axes.invert_yaxis()

@@ -127,6 +127,7 @@ def all_ours_identical(records: Sequence[dict[str, Any]]) -> bool:
 
 def print_report(records: Sequence[dict[str, Any]]) -> None:
     """Print a table per part, what was skipped, and whether our answers were the target's."""
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
@@ -135,9 +136,9 @@ def print_report(records: Sequence[dict[str, Any]]) -> None:
         rows = [row for row in records if row["part"] == part and not row["skipped"]]
         if not rows:
             continue
-        table = Table(title=title)
+        table = Table(title=title, box=box.SIMPLE_HEAD)
         for heading in _HEADINGS:
-            table.add_column(heading, justify="left" if heading in ("workload", "side") else "right")
+            table.add_column(heading, justify="left" if heading in ("workload", "side") else "right", no_wrap=True)
         for before, row in zip([None, *rows], rows, strict=False):
             if before and _workload(before) != _workload(row):
                 table.add_section()

@@ -18,14 +18,14 @@ class Plan:
     domains: tuple[str, ...] = DOMAINS
     sides: tuple[str, ...] = choose(())
     num_prompts: int = 2  # per domain
-    max_tokens: int = 32
+    max_tokens: int = 20
     rounds: int = 2  # counted ones; a warm-up round goes before
     batches: tuple[int, ...] = (1, 4, 8)
     prompt_lengths: tuple[int, ...] = (128, 1024, 4096)  # tokens
     growth: bool = True
 
 
-_QUICK = {"domains": ("code", "tools"), "num_prompts": 1, "max_tokens": 16, "growth": False}
+_QUICK = {"domains": ("code", "tools"), "num_prompts": 1, "max_tokens": 12, "growth": False}
 
 
 def plan(*, quick: bool = False, **given: Any) -> Plan:
