@@ -396,9 +396,10 @@ def bench(
     if chart is not None:
         check_chart(chart)
     tell = Teller(sys.stderr)
-    cells = compare(settings, made, release=release, adapter=adapter, tell=tell)
+    found = compare(settings, made, release=release, adapter=adapter, tell=tell)
     tell.done("bench", "")
-    records = build_records(cells, describe(settings, release or (str(adapter) if adapter else None)))
+    about = describe(settings, release or (str(adapter) if adapter else None), found.cost)
+    records = build_records(found.cells, about)
     if json_file is not None:
         json_file.write_text(json.dumps(records, indent=2) + "\n")
     if chart is not None:

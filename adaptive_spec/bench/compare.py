@@ -20,7 +20,7 @@ from adaptive_spec.bench.ours import OurRunner, measured_cost
 from adaptive_spec.bench.peers import peer_runners
 from adaptive_spec.bench.sides import OURS, PLAIN, REFERENCE, OurSide, Runner, Task, Turn
 from adaptive_spec.bench.workloads import Plan, Workload, domain_workloads, growth_workloads
-from adaptive_spec.core import Release
+from adaptive_spec.core import Release, StepCost
 from adaptive_spec.errors import SettingsError
 from adaptive_spec.models.loading import ModelPair, load_pair
 from adaptive_spec.models.weights import DraftWeights
@@ -63,6 +63,14 @@ class Cell:
         ]
 
 
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What was measured: every cell, and the cost of a step by which our n-gram chains and policies were priced."""
+
+    cells: list[Cell]
+    cost: StepCost
+
+
 def compare(
     settings: Settings,
     plan: Plan,
@@ -70,7 +78,7 @@ def compare(
     release: str | None = None,
     adapter: Path | None = None,
     tell: Tell = lambda title, text: None,
-) -> list[Cell]:
+) -> Comparison:
     """Load the models twice, ours and the peers', and measure the plan.
 
     Args:
@@ -116,7 +124,7 @@ def put_on(
 
 def measure(
     ours: ModelPair, theirs: ModelPair, settings: Settings, plan: Plan, release: Release, tell: Tell
-) -> list[Cell]:
+) -> Comparison:
     """Measure the domains, then, in half as many rounds, how the cost grows.
 
     The growth part has plain decoding, our two best sides and transformers' ``generate``.
@@ -138,7 +146,7 @@ def measure(
         chosen = (PLAIN, *best_sides(cells, _BEST), REFERENCE)
         some = {name: runner for name, runner in runners.items() if name in chosen}
         cells += take_turns(some, growth, (plan.rounds + 1) // 2, theirs, partial(tell, "growth"))
-    return cells
+    return Comparison(cells, cost)
 
 
 def take_turns(

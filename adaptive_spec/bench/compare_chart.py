@@ -10,6 +10,7 @@ from adaptive_spec.bench.sides import PLAIN
 from adaptive_spec.errors import SettingsError
 
 _OURS, _PEERS, _RULE = "#2a6f97", "#b8b8b8", "#c1553b"
+_SHADES = (_OURS, "#61a5c2", "#013a63")  # of our lines
 _COLUMNS = 2
 _AXES = (("batch", "requests in a batch"), ("prompt_tokens", "tokens of the prompt"))
 
@@ -27,7 +28,7 @@ def check_chart(path: Path) -> None:
 
 
 def draw(records: Sequence[dict[str, Any]], path: Path) -> None:
-    """One panel per domain, then tokens/s against batch and prompt length where these were measured."""
+    """One panel per domain, then tokens/s after the first token against batch and prompt length."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -43,7 +44,8 @@ def draw(records: Sequence[dict[str, Any]], path: Path) -> None:
     figure = pyplot.figure(figsize=(13, sum(heights) + 0.9), dpi=120, layout="constrained")
     grid = figure.add_gridspec(len(heights), _COLUMNS, height_ratios=heights)
     for place, domain in enumerate(domains):
-        axes = figure.add_subplot(grid[place // _COLUMNS, place % _COLUMNS])
+        alone = len(domains) == 1
+        axes = figure.add_subplot(grid[0, :] if alone else grid[place // _COLUMNS, place % _COLUMNS])
         _bars(axes, domain, [row for row in rows if row["part"] == "domains" and row["domain"] == domain])
     for place, (name, label) in enumerate(axes_grown):
         other = next(key for key, _ in _AXES if key != name)
@@ -93,10 +95,10 @@ def _lines(axes: Any, name: str, label: str, rows: list[dict[str, Any]]) -> None
         mine = sorted((row for row in rows if row["side"] == side), key=lambda row: row[name])
         axes.plot(
             [row[name] for row in mine],
-            [row["tokens_per_second"] for row in mine],
+            [row["decode_tokens_per_second"] for row in mine],
             marker="o",
             markersize=4,
-            color=f"C{number}" if mine[0]["ours"] else _PEERS,
+            color=_SHADES[number % len(_SHADES)] if mine[0]["ours"] else _PEERS,
             linestyle="-" if mine[0]["ours"] else "--",
             label=side,
         )
@@ -106,7 +108,7 @@ def _lines(axes: Any, name: str, label: str, rows: list[dict[str, Any]]) -> None
     axes.minorticks_off()
     axes.set_ylim(bottom=0)
     axes.set_xlabel(label, fontsize=8)
-    axes.set_ylabel("tokens/s, prompt included", fontsize=8)
+    axes.set_ylabel("tokens/s after the first token", fontsize=8)
     axes.tick_params(labelsize=8)
     axes.legend(frameon=False, fontsize=8)
     axes.spines[["top", "right"]].set_visible(False)

@@ -15,6 +15,7 @@ import torch
 
 from adaptive_spec.bench.compare import Cell
 from adaptive_spec.bench.sides import PEERS, Turn
+from adaptive_spec.core import StepCost
 from adaptive_spec.settings import Settings
 
 _PACKAGES = ("adaptive-spec", "torch", "transformers", "flashspec")
@@ -25,7 +26,7 @@ def build_records(cells: Sequence[Cell], about: dict[str, Any]) -> list[dict[str
     return [{**_figures(cell), **about} for cell in cells]
 
 
-def describe(settings: Settings, release: str | None) -> dict[str, Any]:
+def describe(settings: Settings, release: str | None, cost: StepCost) -> dict[str, Any]:
     """What every record says of machine, models, versions, command and date."""
     return {
         "target": settings.model.target,
@@ -33,6 +34,8 @@ def describe(settings: Settings, release: str | None) -> dict[str, Any]:
         "release": release,
         "dtype": settings.model.dtype,
         "device": settings.model.device,
+        "cost_draft_seconds": cost.draft_seconds,
+        "cost_verify_seconds": list(cost.verify_seconds),
         "machine": _processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -58,6 +61,9 @@ def _figures(cell: Cell) -> dict[str, Any]:
         "skipped": cell.skipped,
         **_spread("tokens_per_second", [turn.tokens_per_second for turn in turns]),
         **_spread("ratio_to_plain", cell.ratios),
+        "decode_tokens_per_second": _median(
+            [t.decode.num_tokens / t.decode.seconds for t in turns if t.decode.seconds]
+        ),
         "time_to_first_token_seconds": _median([turn.first_token_seconds for turn in turns]),
         "accepted_length": _share(sum(t.num_tokens for t in turns), sum(t.num_row_steps for t in turns)),
         "num_answers": cell.num_answers,
@@ -69,9 +75,9 @@ def _figures(cell: Cell) -> dict[str, Any]:
 
 def _shares(turns: Sequence[Turn]) -> dict[str, float | None]:
     """Of the decode phase: in the drafter, in the target, and the rest, which is the loop's own."""
-    total = sum(turn.decode_seconds for turn in turns)
-    draft = _known_sum([turn.draft_seconds for turn in turns])
-    verify = _known_sum([turn.verify_seconds for turn in turns])
+    total = sum(turn.decode.seconds for turn in turns)
+    draft = _known_sum([turn.decode.draft_seconds for turn in turns])
+    verify = _known_sum([turn.decode.verify_seconds for turn in turns])
     if not total or draft is None or verify is None:
         return {"draft_share": None, "verify_share": None, "other_share": None}
     return {
@@ -131,14 +137,15 @@ def print_report(records: Sequence[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(width=None if sys.stdout.isatty() else 140)
+    console = Console(width=None if sys.stdout.isatty() else 160)
     for part, title in (("domains", "One prompt at a time"), ("growth", "How the cost grows")):
         rows = [row for row in records if row["part"] == part and not row["skipped"]]
         if not rows:
             continue
         table = Table(title=title, box=box.SIMPLE_HEAD)
         for heading in _HEADINGS:
-            table.add_column(heading, justify="left" if heading in ("workload", "side") else "right", no_wrap=True)
+            words = heading in ("workload", "side")
+            table.add_column(heading, justify="left" if words else "right", no_wrap=heading == "side")
         for before, row in zip([None, *rows], rows, strict=False):
             if before and _workload(before) != _workload(row):
                 table.add_section()
@@ -153,6 +160,11 @@ def print_report(records: Sequence[dict[str, Any]]) -> None:
         f"{packages}; {about['command']}; {about['at']}",
         markup=False,
     )
+    verify = ", ".join(_number(seconds, 0, 1e3) for seconds in about["cost_verify_seconds"])
+    console.print(
+        f"cost of a step, measured first: {about['cost_draft_seconds'] * 1e3:.0f} ms a drafted token; {verify} ms to "
+        "verify chains of 0, 1, 2, … tokens"
+    )
     print(_verdict(records))
 
 
@@ -162,7 +174,8 @@ _HEADINGS = (
     "tokens/s",
     "quartiles",
     "of plain",
-    "first token, s",
+    "decoding/s",
+    "first token s",
     "tokens/step",
     "draft %",
     "verify %",
@@ -177,13 +190,20 @@ def _cells(row: dict[str, Any], *, first: bool) -> list[str]:
         _workload(row) if first else "",
         row["side"],
         _number(row["tokens_per_second"], 2),
-        f"{_number(row['tokens_per_second_q1'], 2)}-{_number(row['tokens_per_second_q3'], 2)}",
+        _quartiles(row),
         _number(row["ratio_to_plain"], 2),
+        _number(row["decode_tokens_per_second"], 2),
         _number(row["time_to_first_token_seconds"], 2),
         _number(row["accepted_length"], 2),
         *(_number(row[f"{part}_share"], 0, 100) for part in ("draft", "verify", "other")),
         f"{row['identical']}/{row['num_answers']}{ties}",
     ]
+
+
+def _quartiles(row: dict[str, Any]) -> str:
+    if row["num_turns"] < 2:
+        return "-"
+    return f"{_number(row['tokens_per_second_q1'], 2)}-{_number(row['tokens_per_second_q3'], 2)}"
 
 
 def _workload(row: dict[str, Any]) -> str:

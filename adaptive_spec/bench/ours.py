@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from adaptive_spec.bench.sides import OurSide, Task, Turn
+from adaptive_spec.bench.sides import DecodePhase, OurSide, Task, Turn
 from adaptive_spec.calibration.cost import cost_key, measure_cost
 from adaptive_spec.core import FinishedRequest, Release, Request, SamplingParams, Step, StepCost
 from adaptive_spec.decoding.decoder import Listeners
@@ -159,7 +159,7 @@ class _Ear:
     def turn(self, tokens: list[list[int]], seconds: float) -> Turn:
         """What was heard since the last ``forget``."""
         first = sorted(self._first_tokens)[len(self._first_tokens) // 2]
-        return Turn(tokens, seconds, first, len(self._heard), *phases(self._heard, len(tokens)))
+        return Turn(tokens, seconds, first, len(self._heard), decode_phase(self._heard, len(tokens)))
 
     def _on_step(self, step: Step) -> None:
         self._heard.append((time.perf_counter(), step))
@@ -168,12 +168,12 @@ class _Ear:
         self._first_tokens.append(finished.time_to_first_token_seconds)
 
 
-def phases(heard: list[tuple[float, Step]], num_rows: int) -> tuple[float, float, float]:
-    """Return seconds of the decode phase, and of it in the drafter and in the target.
+def decode_phase(heard: list[tuple[float, Step]], num_rows: int) -> DecodePhase:
+    """What was heard after every row had a token.
 
     A step of a batch is heard once per row, each time with the seconds of the whole step.
     """
-    steps: list[tuple[float, Step]] = []
+    steps: list[list[tuple[float, Step]]] = []
     seen: set[str] = set()
     began = 0
     while began < len(heard):
@@ -182,14 +182,15 @@ def phases(heard: list[tuple[float, Step]], num_rows: int) -> tuple[float, float
         if len(seen) < num_rows:
             steps = []  # some row waits for its first token: the phase begins with this step's end at the earliest
         seen |= {step.request_id for _, step in rows}
-        steps.append(rows[-1])
-    counted = steps[1:]
+        steps.append(rows)
+    first, *counted = steps
     if not counted:
-        return 0.0, 0.0, 0.0
-    return (
-        counted[-1][0] - steps[0][0],
-        sum(step.draft_seconds for _, step in counted),
-        sum(step.verify_seconds for _, step in counted),
+        return DecodePhase()
+    return DecodePhase(
+        num_tokens=sum(step.num_emitted for rows in counted for _, step in rows),
+        seconds=counted[-1][-1][0] - first[-1][0],
+        draft_seconds=sum(rows[0][1].draft_seconds for rows in counted),
+        verify_seconds=sum(rows[0][1].verify_seconds for rows in counted),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adaptive_spec.bench.sides import PEERS, REFERENCE, Runner, Task, Turn
+from adaptive_spec.bench.sides import PEERS, REFERENCE, DecodePhase, Runner, Task, Turn
 from adaptive_spec.models.loading import ModelPair
 
 _LOOKUP_TOKENS = 3  # as in transformers' own guide
@@ -80,14 +80,11 @@ class _Peer:
         self._target_clock.forget()
         self._draft_clock.forget()
 
-    def _turn(self, tokens: list[list[int]], began: float, first: float, ended: float, num_row_steps: int) -> Turn:
+    def _decode_phase(self, num_tokens: int, first: float, ended: float) -> DecodePhase:
         # A forward on another device returns before it is done, so there its seconds mean nothing.
         on_cpu = self._pair.device.type == "cpu"
-        return Turn(
-            tokens,
-            ended - began,
-            first - began,
-            num_row_steps,
+        return DecodePhase(
+            num_tokens,
             ended - first,
             self._draft_clock.seconds_after(first) if on_cpu else None,
             self._target_clock.seconds_after(first) if on_cpu else None,
@@ -131,9 +128,11 @@ class TransformersRunner(_Peer):
         ended = time.perf_counter()
         ends = frozenset[int]() if task.ignore_eos else frozenset(self._pair.eos_token_ids)
         tokens = [until_end(answer, ends) for answer in answers]
-        first, *_ = heard.moments
-        num_steps = len(heard.moments) if self._extra else sum(map(len, tokens))
-        return self._turn(tokens, began, first, ended, num_steps)
+        first, num_first = heard.moments[0]
+        num_tokens = sum(map(len, tokens))
+        num_steps = len(heard.moments) if self._extra else num_tokens
+        decode = self._decode_phase(num_tokens - num_first, first, ended)
+        return Turn(tokens, ended - began, first - began, num_steps, decode)
 
     def close(self) -> None:
         """Leave the models as they came."""
@@ -184,21 +183,22 @@ class FlashSpecRunner(_Peer):
             result = self._engine.generate(prompt, max_new_tokens=task.max_tokens, eos_token_ids=ends)
             ended = time.perf_counter()
         answer: list[int] = result.output_ids[0, : result.n_tokens_generated].tolist()
-        # Its first step holds the prefill.
-        first = began + result.arm_steps[0].seconds
-        return self._turn([answer], began, first, ended, len(result.arm_steps))
+        steps = result.arm_steps
+        first = began + steps[0].seconds  # which hold the prefill
+        decode = self._decode_phase(len(answer) - steps[0].emitted, first, ended)
+        return Turn([answer], ended - began, first - began, len(steps), decode)
 
 
 class _Streamer:
-    """When ``generate`` handed tokens over; the prompt, which it hands over first, is not counted."""
+    """When ``generate`` handed how many tokens over; the prompt, which it hands over first, is not counted."""
 
     def __init__(self) -> None:
-        self.moments: list[float] = []
+        self.moments: list[tuple[float, int]] = []
         self._prompt_seen = False
 
     def put(self, tokens: Tensor) -> None:
         if self._prompt_seen:
-            self.moments.append(time.perf_counter())
+            self.moments.append((time.perf_counter(), tokens.numel()))
         self._prompt_seen = True
 
     def end(self) -> None:

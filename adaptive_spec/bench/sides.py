@@ -52,20 +52,32 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """What one side showed in one turn.
+class DecodePhase:
+    """What came after every row had its first token.
 
-    The decode phase begins when every row has its first token.  draft_seconds and verify_seconds are the part of
-    ``decode_seconds`` spent in the drafter and in the target; None where they cannot be told apart.
+    draft_seconds and verify_seconds are the part of ``seconds`` spent in the drafter and in the target; None where they
+    cannot be told apart.
     """
+
+    num_tokens: int = 0
+    seconds: float = 0.0
+    draft_seconds: float | None = 0.0
+    verify_seconds: float | None = 0.0
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        return self.num_tokens / self.seconds if self.seconds else None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one side showed in one turn."""
 
     tokens: list[list[int]]  # one answer per prompt
     seconds: float
     first_token_seconds: float
     num_row_steps: int
-    decode_seconds: float
-    draft_seconds: float | None
-    verify_seconds: float | None
+    decode: DecodePhase
 
     @property
     def num_tokens(self) -> int:

@@ -5,19 +5,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from typer.testing import CliRunner
 
+from adaptive_spec import cli
 from adaptive_spec.bench import compare as module
-from adaptive_spec.bench.compare import best_sides, measure, order, rounds_of, take_turns
+from adaptive_spec.bench.compare import best_sides, measure, order, put_on, rounds_of, take_turns
 from adaptive_spec.bench.compare_chart import check_chart, draw
 from adaptive_spec.bench.compare_report import all_ours_identical, build_records, describe, print_report
-from adaptive_spec.bench.ours import OurRunner, measured_cost, phases
+from adaptive_spec.bench.ours import OurRunner, decode_phase, measured_cost
 from adaptive_spec.bench.peers import until_end
-from adaptive_spec.bench.sides import NAMES, OURS, PEERS, PLAIN, REFERENCE, Task, Turn, choose
+from adaptive_spec.bench.sides import NAMES, OURS, PEERS, PLAIN, REFERENCE, DecodePhase, Task, Turn, choose
 from adaptive_spec.bench.workloads import Plan, Workload, domain_workloads, growth_workloads, plan
 from adaptive_spec.core import Release, Step
 from adaptive_spec.errors import SettingsError
-from adaptive_spec.models.loading import ModelPair
+from adaptive_spec.models.loading import ModelPair, pair_of
 from adaptive_spec.settings import Settings
+from tests.conftest import byte_tokenizer, tiny_model
 
 SETTINGS = Settings()
 TASK = Task("code", ((1, 2, 3), (4, 5, 6)), 8, True, 32)
@@ -37,7 +42,9 @@ class Fake:
         seconds = len(task.prompts) * len(self.answer) / self.rates[0]
         if task.max_tokens == TASK.max_tokens:
             self.rates.pop(0)
-        return Turn([self.answer for _ in task.prompts], seconds, 0.1, 8, seconds, seconds / 2, seconds / 4)
+        return Turn(
+            [self.answer for _ in task.prompts], seconds, 0.1, 8, DecodePhase(6, seconds, seconds / 2, seconds / 4)
+        )
 
     def close(self) -> None:
         pass
@@ -124,8 +131,8 @@ def test_a_peer_that_fails_is_left_out_and_ours_is_not(pair: ModelPair) -> None:
 def test_all_sides_on_real_models(pair: ModelPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = Plan(("code",), NAMES, 1, 12, 1, (1, 3), (16, 40))
     told: list[str] = []
-    cells = measure(pair, pair, SETTINGS, made, Release(), lambda title, text: told.append(title))
-    records = build_records(cells, describe(SETTINGS, None))
+    found = measure(pair, pair, SETTINGS, made, Release(), lambda title, text: told.append(title))
+    records = build_records(found.cells, describe(SETTINGS, None, found.cost))
     domains = [row for row in records if row["part"] == "domains"]
     assert [row["side"] for row in domains] == list(NAMES)
     assert all_ours_identical(records)
@@ -155,8 +162,36 @@ def test_rows_of_a_batch_share_their_steps(pair: ModelPair) -> None:
     runner.close()
     assert [len(answer) for answer in turn.tokens] == [8, 8]
     assert turn.num_row_steps < 16
-    assert turn.draft_seconds is not None and turn.verify_seconds is not None
-    assert 0 < turn.draft_seconds + turn.verify_seconds <= turn.decode_seconds < turn.seconds
+    decode = turn.decode
+    assert decode.draft_seconds is not None and decode.verify_seconds is not None
+    assert 0 < decode.draft_seconds + decode.verify_seconds <= decode.seconds < turn.seconds
+    assert 0 < decode.num_tokens < turn.num_tokens == 16
+
+
+def test_an_adapter_goes_on_both_drafts(tmp_path: Path) -> None:
+    mine, other = (pair_of(tiny_model(0), tiny_model(1), byte_tokenizer(), "tiny") for _ in range(2))
+    before = mine.draft.model.layers[0].self_attn.q_proj.weight.detach().clone()
+    adapted = get_peft_model(tiny_model(1), LoraConfig(r=2, target_modules=["q_proj"]))
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.ones_(parameter)
+    adapted.save_pretrained(str(tmp_path / "adapter"), save_embedding_layers=False)
+    put_on(SETTINGS, mine, other, None, tmp_path / "adapter")
+    after = [pair.draft.model.layers[0].self_attn.q_proj.weight for pair in (mine, other)]
+    assert not torch.equal(after[0], before) and torch.equal(after[0], after[1])
+    with pytest.raises(SettingsError, match="either"):
+        put_on(SETTINGS, mine, other, "1", tmp_path / "adapter")
+
+
+def test_the_command_says_what_is_wrong_before_it_loads_anything(tmp_path: Path) -> None:
+    for arguments, said in (
+        (["--side", "vllm"], "No side"),
+        (["--domain", "law"], "no prompts of law"),
+        (["--json", str(tmp_path / "none" / "a.json")], "does not exist"),
+        (["--chart", "a.jpg"], ".png"),
+    ):
+        result = CliRunner().invoke(cli.app, ["bench", *arguments])
+        assert result.exit_code == 2 and said in " ".join(result.stderr.replace("│", "").split())
 
 
 def step(request: str, batch_size: int) -> Step:
@@ -171,8 +206,8 @@ def test_the_decode_phase_begins_when_every_row_has_a_token() -> None:
         (26.0, step("a", 2)),
         (26.5, step("b", 2)),
     ]
-    assert phases(heard, 2) == (6.0, 1.0, 2.0)
-    assert phases(heard[:3], 2) == (0.0, 0.0, 0.0)
+    assert decode_phase(heard, 2) == DecodePhase(4, 6.0, 1.0, 2.0)
+    assert decode_phase(heard[:3], 2) == DecodePhase()
 
 
 def test_answers_end_with_their_end_token() -> None:
