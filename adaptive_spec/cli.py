@@ -343,6 +343,71 @@ def check_lossless(
     raise typer.Exit(0 if report.passed else 1)
 
 
+@app.command()
+def bench(
+    domain: Annotated[list[str] | None, typer.Option("--domain", help="Only this domain; may be repeated.")] = None,
+    side: Annotated[
+        list[str] | None, typer.Option("--side", help="Only sides whose name contains this; may be repeated.")
+    ] = None,
+    num_prompts: Annotated[int | None, typer.Option("--prompts", min=1, help="Prompts per domain.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="At most so many tokens an answer.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Counted rounds, after one that warms up.")] = None,
+    batch: Annotated[list[int] | None, typer.Option("--batch", min=1, help="Growth: a batch; repeatable.")] = None,
+    prompt_tokens: Annotated[
+        list[int] | None, typer.Option("--prompt-tokens", min=1, help="Growth: a prompt length; repeatable.")
+    ] = None,
+    growth: Annotated[bool | None, typer.Option(help="Measure growing batches and prompts too.")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Two domains, short answers, no growth: a few minutes.")
+    ] = False,
+    release: Annotated[
+        str | None, typer.Option(help="Version or folder of a release whose draft all sides use.")
+    ] = None,
+    adapter: Annotated[Path | None, typer.Option(help="Folder of an adapter that all sides' draft wears.")] = None,
+    target: Annotated[str | None, typer.Option(help="Target model.")] = None,
+    draft: Annotated[str | None, typer.Option(help="Draft model.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="File for the list of records.")] = None,
+    chart: Annotated[Path | None, typer.Option(help="PNG or SVG file for the chart.")] = None,
+) -> None:
+    """Compare ways to decode, ours and others', side by side on this machine."""
+    from adaptive_spec.bench.compare import compare
+    from adaptive_spec.bench.compare_chart import check_chart, draw
+    from adaptive_spec.bench.compare_report import all_ours_identical, build_records, describe, print_report
+    from adaptive_spec.bench.progress import Teller
+    from adaptive_spec.bench.sides import choose
+    from adaptive_spec.bench.workloads import plan
+    from adaptive_spec.settings import load_settings
+
+    settings = load_settings({"model": {"target": target, "draft": draft}})
+    made = plan(
+        quick=quick,
+        domains=tuple(domain or ()),
+        sides=choose(side or ()),
+        num_prompts=num_prompts,
+        max_tokens=max_tokens,
+        rounds=rounds,
+        batches=tuple(batch or ()),
+        prompt_lengths=tuple(prompt_tokens or ()),
+        growth=growth,
+    )
+    for file in (json_file, chart):
+        if file is not None and not file.absolute().parent.is_dir():
+            raise typer.BadParameter(f"the folder of {file} does not exist")
+    if chart is not None:
+        check_chart(chart)
+    tell = Teller(sys.stderr)
+    found = compare(settings, made, release=release, adapter=adapter, tell=tell)
+    tell.done("bench", "")
+    about = describe(settings, release or (str(adapter) if adapter else None), found.cost)
+    records = build_records(found.cells, about)
+    if json_file is not None:
+        json_file.write_text(json.dumps(records, indent=2) + "\n")
+    if chart is not None:
+        draw(records, chart)
+    print_report(records)
+    raise typer.Exit(0 if all_ours_identical(records) else 1)
+
+
 @config_app.command("show")
 def config_show(json_: Json = False) -> None:
     """Print the settings in force, without secrets."""

@@ -85,7 +85,7 @@ def check_lossless(
         different = [tokens for tokens in outputs if tokens != reference]
         if not different:
             identical += 1
-        elif all(_is_tie(pair, prompt, tokens, reference) for tokens in different):
+        elif all(is_tie(pair, prompt, tokens, reference) for tokens in different):
             ties += 1
         elif first is None:
             first = f"prompt {index}: {different[0][:12]} … against {reference[:12]} …"
@@ -132,7 +132,7 @@ def _decode(
 
 
 @torch.inference_mode()
-def _is_tie(pair: ModelPair, prompt: tuple[int, ...], ours: list[int], reference: list[int]) -> bool:
+def is_tie(pair: ModelPair, prompt: tuple[int, ...], ours: list[int], reference: list[int]) -> bool:
     """Do the outputs part at a position where the target's two best logits are equal within its precision?"""
     at = next((i for i, (a, b) in enumerate(zip(ours, reference, strict=False)) if a != b), None)
     if at is None:
