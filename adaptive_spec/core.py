@@ -151,8 +151,10 @@ class Release:
 
     version: int = 0
     thresholds: Mapping[str, Thresholds] = field(default_factory=lambda: MappingProxyType({}))
-    adapter: str | None = None  # folder of the peft adapter, None: the base draft
+    adapter: str | None = None  # folder of the shared peft adapter, None: the base draft
     parent: int | None = None
+    vocabulary: tuple[int, ...] | None = None  # the only tokens that the draft proposes, ascending; None: all
+    domain_adapters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))  # folders, by domain
 
     def for_domain(self, domain: str) -> Thresholds:
         """The domain's thresholds, else the pooled ones, else the defaults."""

@@ -14,7 +14,6 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from adaptive_spec.calibration.calibrate import DomainCalibration, calibrate
 from adaptive_spec.core import Release, StepCost
@@ -71,7 +70,7 @@ class Pipeline:
                 judgement.observations, self.cost, self.settings.calibration, self._longest, dict(live.thresholds)
             )
             self._tell(run_id, "publish")
-            release = self._publish(version, work / ADAPTER_NAME, calibrations, self._described(work), report)
+            release = self._publish(version, work, calibrations, report)
             update_run(self.database, run_id, state="passed", release=version, report=report.to_dict())
             return release
         except GateRefused:
@@ -109,6 +108,8 @@ class Pipeline:
                 "kind": "calibration",
                 "cost": asdict(self.cost),
             },
+            vocabulary=live.vocabulary,
+            domain_adapters={domain: Path(folder) for domain, folder in live.domain_adapters.items()},
         )
         publish(self.database, self.settings.releases.folder, version, {"kind": "calibration"}, reason="calibrated")
         self._record(fitted, version)
@@ -158,22 +159,29 @@ class Pipeline:
         update_run(self.database, run_id, state="refused", release=version, report=report.to_dict())
         raise GateRefused(f"Release {version} was refused: {'; '.join(report.reasons)}")
 
-    def _described(self, work: Path) -> dict[str, Any]:
-        described: dict[str, Any] = json.loads((work / REPORT_NAME).read_text())
-        return {**described["provenance"], "distil": described["distil"], "cost": asdict(self.cost)}
-
     def _publish(
         self,
         version: int,
-        adapter: Path,
+        work: Path,
         calibrations: Mapping[str, DomainCalibration],
-        provenance: dict[str, Any],
         report: GateReport,
     ) -> Release:
+        described = json.loads((work / REPORT_NAME).read_text())
         folder = self.settings.releases.folder
         thresholds = {name: calibration.thresholds for name, calibration in calibrations.items()}
-        provenance = {**provenance, "gate": report.to_dict()}
-        write_bundle(folder, version, adapter=adapter, thresholds=thresholds, provenance=provenance)
+        write_bundle(
+            folder,
+            version,
+            adapter=work / ADAPTER_NAME,
+            thresholds=thresholds,
+            provenance={
+                **described["provenance"],
+                "distil": described["distil"],
+                "cost": asdict(self.cost),
+                "gate": report.to_dict(),
+            },
+            vocabulary=described["vocabulary"],
+        )
         release = publish(self.database, folder, version, report.to_dict(), hashes=self.hashes)
         self._record(calibrations, version)
         return release

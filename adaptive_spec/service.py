@@ -204,7 +204,10 @@ class Service:
             return
         try:
             release = live_release(self.database, self.settings.releases.folder, hashes=self.pair.hashes)
-            pause = self.engine.swap(release, self._deltas(release)).result()
+            own = {
+                domain: load_adapter_delta(Path(f), self.pair.draft) for domain, f in release.domain_adapters.items()
+            }
+            pause = self.engine.swap(release, self._deltas(release), own, release.vocabulary).result()
         except (ReleaseError, OSError) as error:
             self._failed_versions.add(version)
             logger.error("release %d refused: %s", version, error)
@@ -213,8 +216,8 @@ class Service:
         logger.info("release %d is live after a pause of %.1f ms", release.version, pause * 1e3)
         self.writer.event("release_swapped", {"pause_seconds": pause}, release=release.version)
 
-    def _deltas(self, release: Release) -> dict[str, torch.Tensor]:
-        return load_adapter_delta(Path(release.adapter), self.pair.draft) if release.adapter else {}
+    def _deltas(self, adapter: str | None) -> dict[str, torch.Tensor]:
+        return load_adapter_delta(Path(adapter), self.pair.draft) if adapter else {}
 
     def _measure_cost(self) -> CostModel:
         model = self.settings.model

@@ -81,6 +81,7 @@ class LearningSettings(_Section):
     max_epochs: int = Field(default=8, ge=1)
     time_limit_seconds: float = Field(default=600.0, gt=0)
     min_traces: int = Field(default=20, ge=2)
+    vocabulary_tokens: int = Field(default=8192, ge=0)  # that a release's draft may propose, by traffic; 0: all
     threads: int = Field(default=1, ge=1)
     nice: int = Field(default=10, ge=0, le=19)
     seed: int = 0

@@ -132,7 +132,7 @@ def measure(
     domains = domain_workloads(ours, plan)
     growth = growth_workloads(ours, plan) if plan.growth else []
     tell("bench", "measuring the cost of a step")
-    cost = measured_cost(ours, settings)
+    cost = measured_cost(ours, settings, max(plan.batches), release.vocabulary)
     with ExitStack() as stack:
         runners: dict[str, Runner] = {
             side.name: OurRunner(side, ours, _decoder(settings, side), release, cost)
@@ -146,7 +146,7 @@ def measure(
         chosen = (PLAIN, *best_sides(cells, _BEST), REFERENCE)
         some = {name: runner for name, runner in runners.items() if name in chosen}
         cells += take_turns(some, growth, (plan.rounds + 1) // 2, theirs, partial(tell, "growth"))
-    return Comparison(cells, cost)
+    return Comparison(cells, cost.step)
 
 
 def take_turns(

@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import torch
 
 from adaptive_spec.bench.sides import DecodePhase, OurSide, Task, Turn
-from adaptive_spec.calibration.cost import cost_key, measure_cost
-from adaptive_spec.core import FinishedRequest, Release, Request, SamplingParams, Step, StepCost
+from adaptive_spec.calibration.cost import CostModel, cost_key, measure_cost
+from adaptive_spec.core import FinishedRequest, Release, Request, SamplingParams, Step
 from adaptive_spec.decoding.decoder import Listeners
 from adaptive_spec.decoding.engine import Engine
 from adaptive_spec.models.loading import ModelPair
@@ -55,7 +55,7 @@ class OurRunner:
     """
 
     def __init__(
-        self, side: OurSide, pair: ModelPair, settings: DecoderSettings, release: Release, cost: StepCost
+        self, side: OurSide, pair: ModelPair, settings: DecoderSettings, release: Release, cost: CostModel
     ) -> None:
         self._side = side
         self._pair = pair
@@ -104,8 +104,9 @@ class OurRunner:
         if (slots, context_tokens) not in self._engines:
             shape = {"slots": slots, "max_context_tokens": max(16, context_tokens)}
             engine = start_engine(self._pair, self._settings, {**shape, **self._side.decoder}, self._ear.listeners)
-            engine.decoder.cost = self._cost
-            engine.swap(self._release, {}).result()  # its weights are in the draft already
+            cost, release = self._cost, self._release
+            engine.call(lambda: engine.decoder.price(cost)).result()
+            engine.swap(release, {}, None, release.vocabulary).result()  # its weights are in the draft already
             self._engines[slots, context_tokens] = engine
         return self._engines[slots, context_tokens]
 
@@ -121,9 +122,10 @@ def start_engine(
     return engine
 
 
-def measured_cost(pair: ModelPair, settings: Settings) -> StepCost:
+def measured_cost(pair: ModelPair, settings: Settings, rows: int, vocabulary: Sequence[int] | None) -> CostModel:
     """What a step costs here, as the service measures it when it starts."""
-    engine = start_engine(pair, settings.decoder, {"slots": 1, "max_context_tokens": _COST_CONTEXT_TOKENS})
+    engine = start_engine(pair, settings.decoder, {"slots": rows, "max_context_tokens": _COST_CONTEXT_TOKENS})
+    engine.swap(Release(), {}, None, vocabulary).result()
     key = cost_key(
         target=settings.model.target,
         draft=pair.hashes["draft"][:12],
@@ -134,8 +136,8 @@ def measured_cost(pair: ModelPair, settings: Settings) -> StepCost:
     )
     decoder, longest = engine.decoder, settings.decoder.max_chain_length
     try:
-        cost: StepCost = engine.call(
-            lambda: measure_cost(decoder.time_draft, decoder.time_verify, longest, key)
+        cost: CostModel = engine.call(
+            lambda: measure_cost(decoder.time_draft, decoder.time_verify, longest, key, rows)
         ).result()
     finally:
         engine.stop()

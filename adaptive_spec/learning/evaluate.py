@@ -34,7 +34,11 @@ class JudgedTrace:
 
 
 def score(
-    draft: PreTrainedModel | PeftModel, traces: Sequence[Trace], chain_length: int = 4, batch_tokens: int = 2048
+    draft: PreTrainedModel | PeftModel,
+    traces: Sequence[Trace],
+    chain_length: int = 4,
+    batch_tokens: int = 2048,
+    vocabulary: Sequence[int] | None = None,
 ) -> list[TraceScore]:
     """Score every trace with a completion, in the order given.
 
@@ -42,8 +46,9 @@ def score(
         draft: the model, adapters merged or injected.
         chain_length: tokens proposed per step in the replay behind ``acceptance_length``.
         batch_tokens: padded tokens per forward.
+        vocabulary: the only tokens that the draft proposes; None: all.
     """
-    return [score_of(judged, chain_length) for judged in judge(draft, traces, batch_tokens)]
+    return [score_of(judged, chain_length) for judged in judge(draft, traces, batch_tokens, vocabulary)]
 
 
 def means_over_tokens(draft: PreTrainedModel | PeftModel, traces: Sequence[Trace]) -> dict[str, float]:
@@ -67,14 +72,20 @@ def score_of(judged: JudgedTrace, chain_length: int = 4) -> TraceScore:
     )
 
 
-def judge(draft: PreTrainedModel | PeftModel, traces: Sequence[Trace], batch_tokens: int = 2048) -> list[JudgedTrace]:
-    """Run the draft over every trace with a completion, in the order given."""
+def judge(
+    draft: PreTrainedModel | PeftModel,
+    traces: Sequence[Trace],
+    batch_tokens: int = 2048,
+    vocabulary: Sequence[int] | None = None,
+) -> list[JudgedTrace]:
+    """Run the draft over every trace with a completion, in the order given.  Arguments as of ``score``."""
     if isinstance(draft, PeftModel):
         draft = draft.get_base_model()
     training = draft.training
     draft.eval()
     groups = plan(traces, batch_tokens)
-    judged = {id(row.trace): row for group in groups for row in _judge(draft, group)}
+    silenced = _silenced(draft, vocabulary)
+    judged = {id(row.trace): row for group in groups for row in _judge(draft, group, silenced)}
     draft.train(training)
     return [judged[id(trace)] for trace in traces if id(trace) in judged]
 
@@ -100,8 +111,16 @@ def acceptance_length(agrees: Sequence[bool], chain_length: int) -> float:
     return len(agrees) / num_steps if num_steps else 0.0
 
 
+def _silenced(draft: PreTrainedModel, vocabulary: Sequence[int] | None) -> Tensor | None:
+    """What to add to logits so that only the vocabulary is left.  [vocab]"""
+    if vocabulary is None:
+        return None
+    outside = torch.full((draft.config.vocab_size,), -torch.inf, device=draft.device)
+    return outside.index_fill(0, torch.tensor(vocabulary, device=draft.device), 0.0)
+
+
 @torch.inference_mode()
-def _judge(draft: PreTrainedModel, group: Sequence[Trace]) -> list[JudgedTrace]:
+def _judge(draft: PreTrainedModel, group: Sequence[Trace], silenced: Tensor | None) -> list[JudgedTrace]:
     batch = make_batch(group, draft.device)
     hidden = judged_hidden(draft, batch)
     argmax = batch.target_argmax
@@ -109,6 +128,8 @@ def _judge(draft: PreTrainedModel, group: Sequence[Trace]) -> list[JudgedTrace]:
     for start in range(0, len(hidden), HEAD_ROWS):
         part = slice(start, start + HEAD_ROWS)
         logits = head_logits(draft, hidden[part])
+        if silenced is not None:
+            logits = logits + silenced
         agrees.append(logits.argmax(-1) == argmax[part])
         shared.append(overlap(batch.target_log_probs[part], bucketed_log_probs(logits, batch.top_ids[part])))
         sure.append((logits.amax(-1).float() - logits.float().logsumexp(-1)).exp())

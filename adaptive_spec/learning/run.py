@@ -25,6 +25,7 @@ from adaptive_spec.errors import NotEnoughDataError, RunError
 from adaptive_spec.learning.distil import distil
 from adaptive_spec.learning.evaluate import judge, score, score_of
 from adaptive_spec.learning.judge import Judgement, replay_observations, write_judgement
+from adaptive_spec.learning.vocabulary import choose_vocabulary
 from adaptive_spec.models.loading import load_pair
 from adaptive_spec.models.weights import DraftWeights
 from adaptive_spec.records.database import Database
@@ -84,7 +85,7 @@ def train(database: Database, settings: Settings, run_id: int, out: Path) -> Non
     held_out = store.load(held_out=True)
     weights = DraftWeights(draft)
     weights.merge(load_adapter_delta(Path(parent.adapter), draft) if parent.adapter else {})
-    before = score(draft, held_out)
+    before = score(draft, held_out, vocabulary=parent.vocabulary)
     weights.merge({})
     fitted, selection = split(traces)
     model, report = distil(
@@ -93,10 +94,15 @@ def train(database: Database, settings: Settings, run_id: int, out: Path) -> Non
     out.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(str(out / ADAPTER_NAME), safe_serialization=True, save_embedding_layers=False)
     tell({"phase": "judge"}, now=True)
-    judged = judge(model, held_out)
+    vocabulary = choose_vocabulary(traces, settings.learning.vocabulary_tokens, draft.config.vocab_size)
+    judged = judge(model, held_out, vocabulary=vocabulary)
     seen = replay_observations(judged, settings.decoder.max_chain_length)
     write_judgement(Judgement(before, [score_of(row) for row in judged], seen), out)
-    described = {"distil": report.to_dict(), "provenance": _provenance(settings, traces, parent.version, dict(hashes))}
+    described = {
+        "distil": report.to_dict(),
+        "vocabulary": vocabulary,
+        "provenance": _provenance(settings, traces, parent.version, dict(hashes)),
+    }
     (out / REPORT_NAME).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
     tell({"phase": "distilled", "held_out_agreement": report.agreement_after, "seconds_left": 0.0}, now=True)
 

@@ -1,7 +1,8 @@
 """Bundles: the files of a release.  Written whole or not at all, checked whole before anything is used.
 
-A bundle is the folder ``release-000007`` with ``release.json`` (thresholds, provenance), at most one ``adapter/`` and
-``manifest.json``, which holds the SHA-256 of every other file.  Called by the pipeline to write and by ``registry`` and
+A bundle is the folder ``release-000007`` with ``release.json`` (thresholds, vocabulary, provenance), ``adapter/`` where
+the draft has one, ``adapters/0`` … of domains that have their own, and ``manifest.json``, which holds the SHA-256 of
+every other file.  Called by the pipeline to write and by ``registry`` and
 the decoder to read.  Knows nothing of the database.
 """
 
@@ -11,8 +12,9 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -25,9 +27,15 @@ from adaptive_spec.releases.adapter import ADVICE, CONFIG_NAME, WEIGHTS_NAME, lo
 
 __all__ = ["bundle_name", "load_adapter_delta", "read_bundle", "verify_adapter", "write_bundle"]
 
-FORMAT = 1
+FORMAT = 2
+_READABLE = {  # format -> what its release.json holds
+    1: {"version", "thresholds", "provenance"},
+    2: {"version", "thresholds", "provenance", "vocabulary", "domain_adapters"},
+}
 MAX_CHAIN_LENGTH = 64
 _MANIFEST, _DESCRIPTION, _ADAPTER = "manifest.json", "release.json", "adapter"
+_OWN = "adapters"
+_SHARED = ""  # no domain's name
 
 
 def bundle_name(version: int) -> str:
@@ -42,6 +50,8 @@ def write_bundle(
     adapter: Path | None,
     thresholds: Mapping[str, Thresholds],
     provenance: Mapping[str, Any],
+    vocabulary: Sequence[int] | None = None,
+    domain_adapters: Mapping[str, Path] | None = None,
 ) -> Path:
     """Write the bundle of ``version`` below ``root`` and return its folder.
 
@@ -50,6 +60,8 @@ def write_bundle(
     Args:
         adapter: a folder that peft saved; its two files are copied.
         provenance: JSON values; ``parent`` (a version) and ``hashes`` (of the models) are read back.
+        vocabulary: the only tokens that the draft proposes; None: all.
+        domain_adapters: folders of the adapters that domains have for themselves.
 
     Raises:
         ReleaseError: the version exists, the adapter lacks a file, or a value is out of range.
@@ -57,8 +69,11 @@ def write_bundle(
     final = root / bundle_name(version)
     if version < 1 or final.exists():
         raise ReleaseError(f"Release {version} exists already or is not above 0. Use the next version.")
+    own = dict(sorted((domain_adapters or {}).items()))
     description = {
         "version": version,
+        "vocabulary": None if vocabulary is None else _checked_vocabulary(list(vocabulary)),
+        "domain_adapters": {domain: f"{_OWN}/{index}" for index, domain in enumerate(own)},
         "thresholds": {domain: asdict(_checked(domain, values)) for domain, values in thresholds.items()},
         "provenance": dict(provenance),
     }
@@ -69,6 +84,8 @@ def write_bundle(
         _write_durably(building / _DESCRIPTION, _json_bytes(description))
         if adapter is not None:
             _copy_adapter(adapter, building / _ADAPTER)
+        for index, folder in enumerate(own.values()):
+            _copy_adapter(folder, building / _OWN / str(index))
         manifest = {"format": FORMAT, "version": version, "files": _hashes(building)}
         _write_durably(building / _MANIFEST, _json_bytes(manifest))
         _sync_folder(building)
@@ -95,8 +112,8 @@ def read_bundle(
     Raises:
         ReleaseError: anything is missing, added, damaged, foreign, misshapen, not finite or out of range.
     """
-    version = _check_manifest(folder)
-    description = _parse(folder / _DESCRIPTION, {"version", "thresholds", "provenance"})
+    version, keys = _check_manifest(folder)
+    description = {"vocabulary": None, "domain_adapters": {}} | _parse(folder / _DESCRIPTION, keys)
     provenance, table = description["provenance"], description["thresholds"]
     if description["version"] != version or not isinstance(provenance, dict) or not isinstance(table, dict):
         raise ReleaseError(f"{folder / _DESCRIPTION} contradicts the manifest. {ADVICE}")
@@ -106,18 +123,49 @@ def read_bundle(
     if parent is not None and not _is_count(parent):
         raise ReleaseError(f"{folder}: the parent {parent!r} is not a version. {ADVICE}")
     thresholds = {domain: _thresholds(domain, values) for domain, values in table.items()}
-    adapter = folder / _ADAPTER
-    if not adapter.is_dir():
-        return Release(version, MappingProxyType(thresholds), None, parent)
+    vocabulary = description["vocabulary"]
+    adapters = _adapters(folder, description["domain_adapters"])
     if draft is not None:
-        verify_adapter(adapter, draft)
-    return Release(version, MappingProxyType(thresholds), str(adapter), parent)
+        for adapter in adapters.values():
+            verify_adapter(adapter, draft)
+    shared = adapters.pop(_SHARED, None)
+    return Release(
+        version,
+        MappingProxyType(thresholds),
+        None if shared is None else str(shared),
+        parent,
+        None if vocabulary is None else tuple(_checked_vocabulary(vocabulary)),
+        MappingProxyType({domain: str(adapter) for domain, adapter in adapters.items()}),
+    )
 
 
-def _check_manifest(folder: Path) -> int:
+def _adapters(folder: Path, own: Any) -> dict[str, Path]:
+    """The folders of all adapters that are there, which must be those that are described."""
+    if not isinstance(own, dict) or sorted(own.values()) != sorted(f"{_OWN}/{index}" for index in range(len(own))):
+        raise ReleaseError(f"{folder}: the domains' adapters are malformed. {ADVICE}")
+    described = {domain: folder / place for domain, place in own.items()}
+    if (folder / _ADAPTER).is_dir():
+        described[_SHARED] = folder / _ADAPTER
+    wanted = {adapter / name for adapter in described.values() for name in (CONFIG_NAME, WEIGHTS_NAME)}
+    found = {path for path in folder.rglob("*") if path.is_file()} - {folder / _DESCRIPTION, folder / _MANIFEST}
+    if found != wanted:
+        names = sorted(path.relative_to(folder).as_posix() for path in found)
+        raise ReleaseError(f"{folder} does not hold exactly the files of a release: {names}. {ADVICE}")
+    return described
+
+
+def _checked_vocabulary(vocabulary: Any) -> list[int]:
+    tokens = vocabulary if isinstance(vocabulary, list) else []
+    if not tokens or not all(map(_is_count, tokens)) or any(a >= b for a, b in pairwise(tokens)):
+        raise ReleaseError(f"A vocabulary is a list of token ids in ascending order, not empty. {ADVICE}")
+    return tokens
+
+
+def _check_manifest(folder: Path) -> tuple[int, set[str]]:
+    """Return the version, and what the description of this format holds."""
     manifest = _parse(folder / _MANIFEST, {"format", "version", "files"})
     version, listed = manifest["version"], manifest["files"]
-    if manifest["format"] != FORMAT:
+    if manifest["format"] not in _READABLE:
         raise ReleaseError(f"{folder} has format {manifest['format']!r}, not {FORMAT}. Upgrade adaptive-spec.")
     if not _is_count(version) or folder.name != bundle_name(version) or not isinstance(listed, dict):
         raise ReleaseError(f"{folder} is not the folder of the release that its manifest names. {ADVICE}")
@@ -125,13 +173,10 @@ def _check_manifest(folder: Path) -> int:
         found = _hashes(folder)
     except OSError as error:
         raise ReleaseError(f"{folder} cannot be read ({error}). {ADVICE}") from error
-    adapter = {f"{_ADAPTER}/{CONFIG_NAME}", f"{_ADAPTER}/{WEIGHTS_NAME}"}
-    if found.keys() - {_DESCRIPTION} not in (set(), adapter):
-        raise ReleaseError(f"{folder} does not hold exactly the files of a release: {sorted(found)}. {ADVICE}")
     wrong = sorted(name for name in listed.keys() | found.keys() if listed.get(name) != found.get(name))
     if wrong:
         raise ReleaseError(f"{folder} is damaged: {wrong} differ from the manifest. {ADVICE}")
-    return int(version)
+    return int(version), _READABLE[manifest["format"]]
 
 
 def _parse(path: Path, keys: set[str]) -> dict[str, Any]:
@@ -198,7 +243,7 @@ def _hashes(folder: Path) -> dict[str, str]:
 
 
 def _copy_adapter(source: Path, destination: Path) -> None:
-    destination.mkdir()
+    destination.mkdir(parents=True)
     for name in (CONFIG_NAME, WEIGHTS_NAME):
         _write_durably(destination / name, (source / name).read_bytes())
     _sync_folder(destination)

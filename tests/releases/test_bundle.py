@@ -1,5 +1,6 @@
 """Bundles and adapters: what is written comes back, and nothing else gets in."""
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -265,3 +266,39 @@ def test_merged_deltas_give_the_logits_of_peft(options: dict[str, Any], tmp_path
         merged = draft(ids).logits
         torch.testing.assert_close(merged, reference(ids).logits, atol=1e-5, rtol=1e-4)
     assert (merged - bare).abs().max() > 1e-3
+
+
+def test_vocabulary_and_adapters_of_domains_are_kept(tmp_path: Path, adapter: Path, draft: PreTrainedModel) -> None:
+    folder = write_bundle(
+        tmp_path,
+        1,
+        adapter=adapter,
+        thresholds={},
+        provenance={},
+        vocabulary=[1, 4, 9],
+        domain_adapters={"sql": adapter, "a/b": adapter},
+    )
+    release = read_bundle(folder, draft=draft)
+    assert release.vocabulary == (1, 4, 9)
+    assert sorted(release.domain_adapters) == ["a/b", "sql"]
+    assert load_adapter_delta(Path(release.domain_adapters["sql"]), draft).keys() == load_adapter_delta(
+        Path(str(release.adapter)), draft
+    ).keys()
+    (folder / "adapters" / "1" / "adapter_config.json").unlink()
+    with pytest.raises(ReleaseError, match="damaged"):
+        read_bundle(folder)
+    for bad in ([], [3, 3], [4, 2], [-1, 2]):
+        with pytest.raises(ReleaseError, match="ascending"):
+            write_bundle(tmp_path, 2, adapter=None, thresholds={}, provenance={}, vocabulary=bad)
+
+
+def test_bundles_of_the_first_format_are_still_read(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path, 1, adapter=None, thresholds={}, provenance={"parent": 0})
+    described = json.loads((folder / "release.json").read_text())
+    old = {name: described[name] for name in ("version", "thresholds", "provenance")}
+    (folder / "release.json").write_text(json.dumps(old, indent=2, sort_keys=True) + "\n")
+    digest = hashlib.sha256((folder / "release.json").read_bytes()).hexdigest()
+    manifest = {"format": 1, "version": 1, "files": {"release.json": digest}}
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
+    release = read_bundle(folder)
+    assert (release.vocabulary, dict(release.domain_adapters), release.parent) == (None, {}, 0)
