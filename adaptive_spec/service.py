@@ -15,8 +15,8 @@ import torch
 
 from adaptive_spec.calibration.cost import cost_key, measure_cost
 from adaptive_spec.core import Release, StepCost
-from adaptive_spec.decoding.decoder import Listeners
 from adaptive_spec.decoding.engine import Engine
+from adaptive_spec.decoding.listeners import Listeners
 from adaptive_spec.errors import AdaptiveSpecError, ReleaseError, RunError
 from adaptive_spec.models.loading import ModelPair, load_pair
 from adaptive_spec.pipeline import Pipeline

@@ -22,8 +22,8 @@ import torch
 from adaptive_spec.bench.corpora import DOMAINS, prompts
 from adaptive_spec.bench.lossless import encode
 from adaptive_spec.core import Request, SamplingParams
-from adaptive_spec.decoding.decoder import Listeners
 from adaptive_spec.decoding.engine import Engine
+from adaptive_spec.decoding.listeners import Listeners
 from adaptive_spec.models.loading import ModelPair, load_pair
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.traces import TraceStore

@@ -5,6 +5,7 @@ Reads like this: ``admit`` gives a request a row, ``fill`` brings prompts into t
 calls ``on_step``, ``on_finish`` and ``on_trace`` and never learns who listens.
 """
 
+import logging
 import random
 import time
 from collections import OrderedDict
@@ -16,31 +17,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adaptive_spec.core import DRAFTERS, FinishedRequest, Position, Release, Request, Step, StepCost, Trace
+from adaptive_spec.core import DRAFTERS, Position, Release, Request, Step, StepCost
 from adaptive_spec.decoding.cache import RaggedCache
-from adaptive_spec.decoding.slot import Delta, Slot
+from adaptive_spec.decoding.failures import failure
+from adaptive_spec.decoding.listeners import GuardedListeners, Listeners
+from adaptive_spec.decoding.slot import Delta, Slot, TokenLogProb
 from adaptive_spec.decoding.text import TextStream
 from adaptive_spec.drafting.ngram import NOTHING, DomainMemory, Match, SuffixIndex
 from adaptive_spec.drafting.policy import ChainBudget, best_length, chain_budget
-from adaptive_spec.errors import BusyError, RequestError
+from adaptive_spec.errors import AdaptiveSpecError, BusyError, RequestError
 from adaptive_spec.models.loading import ModelPair
 from adaptive_spec.settings import DecoderSettings
-from adaptive_spec.verification.distribution import penalised_logits, processed_probs, sample, sparse_log_probs
+from adaptive_spec.verification.distribution import (
+    log_probs_of,
+    penalised_logits,
+    processed_probs,
+    sample,
+    sparse_log_probs,
+)
 from adaptive_spec.verification.exact import verify_greedy, verify_sampled
 
+logger = logging.getLogger(__name__)
+
+_MOST_LOGPROBS = 20  # as many as OpenAI's API gives
+_MOST_CHOICES = 8
 _MOST_DOMAINS = 64  # whose past outputs are remembered; the domain least recently served makes room
 _COST_CONTEXT_TOKENS = 160  # where costs are measured: a short prompt and some output
-
-
-@dataclass(frozen=True, slots=True)
-class Listeners:
-    """Who hears of outcomes.  ``trace_top_k`` 0 keeps no traces."""
-
-    on_step: Callable[[Step], None] = lambda _: None
-    on_finish: Callable[[FinishedRequest], None] = lambda _: None
-    on_trace: Callable[[Trace], None] = lambda _: None
-    trace_top_k: int = 0
-    trace_share: float = 1.0
 
 
 @dataclass(slots=True)
@@ -78,7 +80,7 @@ class Decoder:
     def __init__(self, pair: ModelPair, settings: DecoderSettings, listeners: Listeners, seed: int = 0) -> None:
         self.pair = pair
         self.settings = settings
-        self.listeners = listeners
+        self.listeners = GuardedListeners(listeners)
         self.release = Release()
         self.cost: StepCost | None = None  # once measured, n-gram chains are as long as pays
         self.slots: list[Slot] = []  # live: the whole prompt is in the cache
@@ -122,6 +124,12 @@ class Decoder:
             raise RequestError(f"chain_length must lie in [0, {self.settings.max_chain_length}] or be left out.")
         if params.drafter is not None and params.drafter not in DRAFTERS:
             raise RequestError(f"drafter {params.drafter!r} is unknown; choose one of {', '.join(DRAFTERS)}.")
+        if not 1 <= params.n <= _MOST_CHOICES:
+            raise RequestError(f"n must lie in [1, {_MOST_CHOICES}]; send several requests for more.")
+        if params.logprobs is not None and not 0 <= params.logprobs <= min(_MOST_LOGPROBS, self.pair.vocab_size):
+            raise RequestError(f"logprobs must lie in [0, {_MOST_LOGPROBS}] or be left out.")
+        if params.deadline_seconds is not None and not params.deadline_seconds > 0:
+            raise RequestError("deadline_seconds must be greater than 0, or left out for none.")
 
     def admit(self, request: Request, emit: Callable[[Delta], None], submitted: float) -> None:
         """Give a request the next free row."""
@@ -158,10 +166,6 @@ class Decoder:
             if stop == len(slot.tokens) - 1:
                 self.slots.append(self.filling.pop(0))
 
-    def fail_filling(self, message: str) -> None:
-        """End the request whose prompt could not be prefilled; no other row was touched."""
-        self._end_filling(0, "error", message)
-
     def _prefill(self, cache: RaggedCache, row: int, tokens: list[int], start: int, stop: int) -> None:
         chunk = self.settings.prefill_chunk_tokens
         for begin in range(start, stop, chunk):
@@ -179,24 +183,22 @@ class Decoder:
         for row in reversed([row for row, slot in enumerate(self.slots) if slot.finish_reason]):
             self._leave(row)
 
-    def cancel(self, request_id: str) -> None:
-        """End a request between two steps."""
+    def end(self, request_id: str, reason: str, error: AdaptiveSpecError | None = None) -> None:
+        """End a request between two steps; no other row is touched."""
         for row, slot in enumerate(self.slots):
             if slot.request.request_id == request_id:
-                slot.finish_reason = "cancelled"
-                slot.send([])
+                slot.end(reason, error)
                 self._leave(row)
                 return
         for index, slot in enumerate(self.filling):
             if slot.request.request_id == request_id:
-                self._end_filling(index, "cancelled")
+                self._end_filling(index, reason, error)
                 return
 
-    def fail_all(self, message: str) -> None:
-        """End every live request with an error: the caches can no longer be trusted."""
+    def end_all(self, reason: str, error: AdaptiveSpecError | None = None) -> None:
+        """End every request; what the caches hold need not be trusted."""
         for slot in (*self.slots, *self.filling):
-            slot.finish_reason = "error"
-            slot.emit(Delta("", [], "error", slot.usage(), error=message))
+            slot.end(reason, error)
             self.listeners.on_finish(slot.finished())
         self.slots.clear()
         self.filling.clear()
@@ -366,47 +368,70 @@ class Decoder:
 
     def _emit(self, chains: _Chains, verdict: _Verdict, verify_seconds: float) -> None:
         chain_ids = chains.ids.tolist()
-        batch_size = len(self.slots)
         for row, slot in enumerate(self.slots):
-            length, accepted = chains.lengths[row], verdict.num_accepted[row]
-            before = len(slot.tokens)
-            kept = slot.accept([*chain_ids[row][:accepted], verdict.next_tokens[row]], self._eos)
-            slot.target_length = before + accepted
-            drafter = chains.drafter(row)
-            if drafter == "model":
-                slot.draft_length = min(before + length - 1, before + accepted)
-            if drafter == "ngram":
-                reached = min(accepted + 1, length)
-                memory = self._memory(slot.request.domain)
-                memory.acceptance.add(chains.matches[row].match_length, accepted, reached)
-            if slot.suffixes is not None:
-                slot.suffixes.extend(slot.tokens[before:])
-            slot.num_steps += 1
-            slot.num_draft_tokens += length
-            slot.num_accepted += accepted
-            if self.release.version not in slot.releases:
-                slot.releases.append(self.release.version)
-            if self._keeps_trace(slot):
-                slot.keep_targets(*sparse_log_probs(verdict.logits[row, :kept], self.listeners.trace_top_k))
-            slot.send(slot.tokens[before:])
-            self.listeners.on_step(
-                Step(
-                    request_id=slot.request.request_id,
-                    domain=slot.request.domain,
-                    release=self.release.version,
-                    step_index=slot.num_steps - 1,
-                    drafter=drafter,
-                    chain_length=length,
-                    num_accepted=accepted,
-                    num_emitted=kept,
-                    explored=chains.explored[row],
-                    draft_seconds=chains.seconds,
-                    verify_seconds=verify_seconds,
-                    batch_size=batch_size,
-                    positions=self._positions(chains, verdict.penalised, row, accepted),
-                    at=datetime.now(UTC),
-                )
-            )
+            emitted = [*chain_ids[row][: verdict.num_accepted[row]], verdict.next_tokens[row]]
+            try:
+                self._emit_row(row, emitted, chains, verdict, verify_seconds)
+            except Exception as error:
+                logger.exception("request %s is ended with an error; the others go on", slot.request.request_id)
+                slot.end("error", failure(error))
+
+    def _emit_row(
+        self, row: int, emitted: list[int], chains: _Chains, verdict: _Verdict, verify_seconds: float
+    ) -> None:
+        slot = self.slots[row]
+        length, accepted = chains.lengths[row], verdict.num_accepted[row]
+        before = len(slot.tokens)
+        kept = slot.accept(emitted, self._eos)
+        slot.target_length = before + accepted
+        drafter = chains.drafter(row)
+        if drafter == "model":
+            slot.draft_length = min(before + length - 1, before + accepted)
+        if drafter == "ngram":
+            reached = min(accepted + 1, length)
+            memory = self._memory(slot.request.domain)
+            memory.acceptance.add(chains.matches[row].match_length, accepted, reached)
+        if slot.suffixes is not None:
+            slot.suffixes.extend(slot.tokens[before:])
+        slot.num_steps += 1
+        slot.num_draft_tokens += length
+        slot.num_accepted += accepted
+        if self.release.version not in slot.releases:
+            slot.releases.append(self.release.version)
+        if self._keeps_trace(slot):
+            slot.keep_targets(*sparse_log_probs(verdict.logits[row, :kept], self.listeners.trace_top_k))
+        step = Step(
+            request_id=slot.request.request_id,
+            domain=slot.request.domain,
+            release=self.release.version,
+            step_index=slot.num_steps - 1,
+            drafter=drafter,
+            chain_length=length,
+            num_accepted=accepted,
+            num_emitted=kept,
+            explored=chains.explored[row],
+            draft_seconds=chains.seconds,
+            verify_seconds=verify_seconds,
+            batch_size=len(self.slots),
+            positions=self._positions(chains, verdict.penalised, row, accepted),
+            at=datetime.now(UTC),
+        )
+        slot.send(slot.tokens[before:], self._log_probs(slot, verdict.logits[row, :kept]))
+        self.listeners.on_step(step)
+
+    def _log_probs(self, slot: Slot, logits: Tensor) -> tuple[TokenLogProb, ...]:
+        """Those of the tokens just kept, where they were asked for.  logits: [kept, vocab], as the target gave them."""
+        if slot.request.params.logprobs is None:
+            return ()
+        kept = slot.tokens[-len(logits) :]
+        tokens = torch.tensor(kept, device=logits.device)
+        log_probs, ids, of_ids = (
+            found.tolist() for found in log_probs_of(logits, tokens, slot.request.params.logprobs)
+        )
+        return tuple(
+            TokenLogProb(token, log_prob, tuple(zip(top, of_top, strict=True)))
+            for token, log_prob, top, of_top in zip(kept, log_probs, ids, of_ids, strict=True)
+        )
 
     def _positions(self, chains: _Chains, logits: Tensor, row: int, accepted: int) -> tuple[Position, ...]:
         reached = min(accepted + 1, chains.lengths[row])
@@ -429,14 +454,7 @@ class Decoder:
         return share < listeners.trace_share
 
     def _leave(self, row: int) -> None:
-        slot = self.slots[row]
-        self.listeners.on_finish(slot.finished())
-        whole = slot.finish_reason in ("stop", "length")
-        trace = slot.trace() if whole else None
-        if trace is not None:
-            self.listeners.on_trace(trace)
-        if whole and slot.suffixes is not None and slot.request.params.record:
-            self._memory(slot.request.domain).store.add(slot.tokens[slot.prompt_tokens :])
+        self._report(self.slots[row])
         moved = self.slots.pop()
         hole = len(self.slots)
         if row < hole:
@@ -447,10 +465,22 @@ class Decoder:
             self._move(moved, hole + 1 + len(self.filling), hole)
             self.filling.insert(0, moved)
 
-    def _end_filling(self, index: int, reason: str, message: str | None = None) -> None:
+    def _report(self, slot: Slot) -> None:
+        """Tell of a request that has left, and remember what it said.  Its answer is out: what fails here is lost."""
+        self.listeners.on_finish(slot.finished())
+        if slot.finish_reason not in ("stop", "length"):
+            return
+        try:
+            if (trace := slot.trace()) is not None:
+                self.listeners.on_trace(trace)
+            if slot.suffixes is not None and slot.request.params.record:
+                self._memory(slot.request.domain).store.add(slot.tokens[slot.prompt_tokens :])
+        except Exception:
+            logger.exception("request %s leaves no trace", slot.request.request_id)
+
+    def _end_filling(self, index: int, reason: str, error: AdaptiveSpecError | None = None) -> None:
         slot = self.filling[index]
-        slot.finish_reason = reason
-        slot.emit(Delta("", [], reason, slot.usage(), error=message))
+        slot.end(reason, error)
         self.listeners.on_finish(slot.finished())
         moved = self.filling.pop()
         if index < len(self.filling):

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from adaptive_spec.core import FinishedRequest, Release, Request, SamplingParams, Step, StepCost, Thresholds, Trace
-from adaptive_spec.decoding.decoder import Listeners
 from adaptive_spec.decoding.engine import Engine
+from adaptive_spec.decoding.listeners import Listeners
 from adaptive_spec.errors import BusyError, ReleaseError, RequestError
 from adaptive_spec.models.loading import ModelPair
 from adaptive_spec.settings import DecoderSettings
