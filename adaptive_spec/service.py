@@ -89,9 +89,15 @@ class Service:
         self._scheduler.start()
         self.ready = True
 
-    def stop(self) -> None:
-        """Finish live requests, write out what was recorded, end every thread and a running training process."""
+    def drain(self) -> None:
+        """Begin to stop, and return at once: take no more requests, let running ones end as ``Engine.drain`` says."""
         self.ready = False
+        if hasattr(self, "engine"):
+            self.engine.drain()
+
+    def stop(self) -> None:
+        """Drain, write out what was recorded, end every thread and a running training process."""
+        self.drain()
         self._stopping.set()
         self._scheduler.stop()
         if hasattr(self, "pipeline"):
