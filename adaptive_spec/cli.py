@@ -108,20 +108,14 @@ def serve(
     check_bind(settings.server)
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
-    import uvicorn
-
     from adaptive_spec.service import Service
+    from adaptive_spec.serving.server import exit_on_sigterm, run
 
     service = Service(settings)
+    exit_on_sigterm()
     try:
         service.start(lambda part: _report(f"starting: {part}"))
-        uvicorn.run(
-            create_app(service),
-            host=settings.server.host,
-            port=settings.server.port,
-            log_level=log_level,
-            timeout_graceful_shutdown=10,
-        )
+        run(create_app(service), service, log_level)
     finally:
         service.stop()
 
@@ -180,7 +174,7 @@ def generate(
 def stats(
     domain: Domain = None,
     release: Annotated[int | None, typer.Option(help="Only this release.")] = None,
-    policy: Annotated[str | None, typer.Option(help="Only requests under: policy, fixed or off.")] = None,
+    policy: Annotated[str | None, typer.Option(help="Only requests under: policy, fixed, off or cache.")] = None,
     drafter: Annotated[str | None, typer.Option(help="Only chains of: model or ngram.")] = None,
     url: Url = None,
     json_: Json = False,
@@ -197,6 +191,7 @@ def stats(
     columns = (
         "domain",
         "num_requests",
+        "num_cached_requests",
         "num_spec_steps",
         "draft_acceptance_rate",
         "mean_acceptance_length",

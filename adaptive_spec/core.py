@@ -21,7 +21,8 @@ class SamplingParams:
 
     temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off.  repetition_penalty divides or multiplies the logits
     of tokens in prompt or output (1: off); presence_penalty and frequency_penalty are taken off the logits of tokens in
-    the output, once and per occurrence (0: off).
+    the output, once and per occurrence (0: off).  logprobs asks for the log-prob of every emitted token and of so many
+    of the most probable ones, in the target's own distribution: temperature 1, before penalties and truncation.
     """
 
     max_tokens: int = 128
@@ -33,6 +34,9 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     seed: int | None = None
+    n: int = 1  # answers to the same prompt, each with a seed of its own
+    logprobs: int | None = None
+    deadline_seconds: float | None = None  # from submission; None: the decoder's setting
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     drafter: str | None = None  # one of DRAFTERS; None: the decoder's setting
@@ -100,13 +104,13 @@ class FinishedRequest:
     num_steps: int
     num_draft_tokens: int
     num_accepted_draft_tokens: int
-    finish_reason: str  # stop | length | cancelled | error
+    finish_reason: str  # stop | length | cancelled | deadline | error
     releases: tuple[int, ...]
     started_at: datetime
     finished_at: datetime
     time_to_first_token_seconds: float
     decode_seconds: float
-    policy: str  # "policy" when the length policy chose, "fixed" or "off" when the request did
+    policy: str  # "policy" when the length policy chose, "fixed" or "off" when the request did, "cache": no decoding
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,9 @@ AdaptiveSpecError
 ├── ModelError            a model, draft or tokenizer cannot be loaded, fetched or paired
 ├── RequestError          a request's parameters are wrong (HTTP 400)
 ├── BusyError             the queue is full; try again later (HTTP 429)
+├── UnavailableError      the service stops, or memory ran out (HTTP 503)
+├── DeadlineError         the request's time was up before its answer was whole (HTTP 504)
+├── DecodingError         decoding a request failed (HTTP 500)
 ├── RecordsError          the database cannot be used as it is
 ├── NotEnoughDataError    a fit or a run was asked for before its data exists
 ├── ReleaseError          a release is damaged, foreign, refused or unknown
@@ -33,6 +36,18 @@ class RequestError(AdaptiveSpecError):
 
 class BusyError(AdaptiveSpecError):
     """The engine's queue is full."""
+
+
+class UnavailableError(AdaptiveSpecError):
+    """The service cannot answer now: it stops, or memory ran out."""
+
+
+class DeadlineError(AdaptiveSpecError):
+    """The request's time was up before its answer was whole."""
+
+
+class DecodingError(AdaptiveSpecError):
+    """Decoding a request failed."""
 
 
 class RecordsError(AdaptiveSpecError):

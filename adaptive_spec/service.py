@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 from adaptive_spec.calibration.cost import CostModel, cost_key, measure_cost
-from adaptive_spec.core import Release
-from adaptive_spec.decoding.decoder import Listeners
 from adaptive_spec.decoding.engine import Engine
+from adaptive_spec.decoding.listeners import Listeners
 from adaptive_spec.errors import AdaptiveSpecError, ReleaseError, RunError
 from adaptive_spec.models.loading import ModelPair, load_pair
 from adaptive_spec.pipeline import Pipeline
@@ -89,9 +88,15 @@ class Service:
         self._scheduler.start()
         self.ready = True
 
-    def stop(self) -> None:
-        """Finish live requests, write out what was recorded, end every thread and a running training process."""
+    def drain(self) -> None:
+        """Begin to stop, and return at once: take no more requests, let running ones end as ``Engine.drain`` says."""
         self.ready = False
+        if hasattr(self, "engine"):
+            self.engine.drain()
+
+    def stop(self) -> None:
+        """Drain, write out what was recorded, end every thread and a running training process."""
+        self.drain()
         self._stopping.set()
         self._scheduler.stop()
         if hasattr(self, "pipeline"):
@@ -204,10 +209,8 @@ class Service:
             return
         try:
             release = live_release(self.database, self.settings.releases.folder, hashes=self.pair.hashes)
-            own = {
-                domain: load_adapter_delta(Path(f), self.pair.draft) for domain, f in release.domain_adapters.items()
-            }
-            pause = self.engine.swap(release, self._deltas(release), own, release.vocabulary).result()
+            own = {domain: self._deltas(folder) for domain, folder in release.domain_adapters.items()}
+            pause = self.engine.swap(release, self._deltas(release.adapter), own, release.vocabulary).result()
         except (ReleaseError, OSError) as error:
             self._failed_versions.add(version)
             logger.error("release %d refused: %s", version, error)

@@ -47,6 +47,9 @@ class DecoderSettings(_Section):
     policy: Literal["stopping", "threshold"] = "stopping"
     explore_share: float = Field(default=0.02, ge=0, le=1)  # of decoding time
     queue_limit: int = Field(default=256, ge=1)
+    request_timeout_seconds: float = Field(default=0.0, ge=0)  # longest and default deadline; 0: none
+    drain_seconds: float = Field(default=10.0, ge=0)  # what running requests get when the service stops
+    answer_cache_tokens: int = Field(default=0, ge=0)  # held of finished greedy requests; 0: none are kept
     drafter: Literal["model", "ngram", "combined"] = "model"
     ngram_min_match: int = Field(default=2, ge=1)
     ngram_max_match: int = Field(default=5, ge=1)

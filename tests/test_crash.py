@@ -1,16 +1,9 @@
 """kill -9 of the real service in mid-traffic: what was written stays, the live release is the same."""
 
-import json
-import os
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
-import urllib.request
 from pathlib import Path
-from typing import Any
 
 from adaptive_spec.core import Thresholds
 from adaptive_spec.models.loading import load_pair
@@ -18,34 +11,7 @@ from adaptive_spec.records.database import Database
 from adaptive_spec.releases.bundle import write_bundle
 from adaptive_spec.releases.registry import publish
 from adaptive_spec.settings import ModelSettings
-from tests.conftest import byte_tokenizer, tiny_model
-
-
-def call(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    data = json.dumps(body).encode() if body is not None else None
-    request = urllib.request.Request(url, data, {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=30) as reply:
-        found: dict[str, Any] = json.load(reply)
-        return found
-
-
-def start(environment: dict[str, str], port: int, log: Path) -> "subprocess.Popen[bytes]":
-    with open(log, "ab") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "adaptive_spec.cli", "serve", "--port", str(port)],
-            env=environment,
-            stdout=output,
-            stderr=output,
-        )
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline:
-        assert process.poll() is None, log.read_text()[-2000:]
-        try:
-            call(f"http://127.0.0.1:{port}/readyz")
-            return process
-        except OSError:
-            time.sleep(0.1)
-    raise AssertionError(log.read_text()[-2000:])
+from tests.process import call, environment_of, start
 
 
 def complete(url: str, number: int) -> None:
@@ -61,23 +27,7 @@ def complete(url: str, number: int) -> None:
 
 
 def test_kill_and_restart(tmp_path: Path) -> None:
-    for name, model in (("target", tiny_model(0)), ("draft", tiny_model(7, layers=1))):
-        model.save_pretrained(tmp_path / name)
-        byte_tokenizer().save_pretrained(tmp_path / name)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    settings = {
-        "MODEL__TARGET": tmp_path / "target",
-        "MODEL__DRAFT": tmp_path / "draft",
-        "MODEL__THREADS": 1,
-        "DECODER__MAX_CONTEXT_TOKENS": 128,
-        "RECORDS__URL": f"sqlite:///{tmp_path / 'r.db'}",
-        "RECORDS__FOLDER": tmp_path / "traces",
-        "RECORDS__FLUSH_SECONDS": 0.2,
-        "RELEASES__FOLDER": tmp_path / "releases",
-    }
-    environment = {**os.environ, **{f"ADAPTIVE_SPEC_{name}": str(value) for name, value in settings.items()}}
+    environment, port = environment_of(tmp_path)
     url, log = f"http://127.0.0.1:{port}", tmp_path / "log"
     process = start(environment, port, log)
     database = Database(f"sqlite:///{tmp_path / 'r.db'}")

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
+from sqlalchemy import text
+from starlette.testclient import TestClient
 
 from adaptive_spec.core import Request, SamplingParams
 from adaptive_spec.errors import ReleaseError
@@ -18,6 +20,7 @@ from adaptive_spec.records.runs import get_run
 from adaptive_spec.records.statistics import domain_statistics
 from adaptive_spec.releases.bundle import bundle_name, write_bundle
 from adaptive_spec.service import Service
+from adaptive_spec.serving.app import create_app
 from adaptive_spec.settings import Settings, load_settings
 from tests.conftest import byte_tokenizer, tiny_model
 
@@ -181,3 +184,34 @@ def test_too_little_data_fails_the_run_with_advice(service: Service) -> None:
     run_id = service.retrain("person")
     assert wait(service, run_id) == "failed"
     assert "min_traces" in (get_run(service.database, run_id).error or "")
+
+
+def test_answers_over_http(settings: Settings) -> None:
+    """Choices, log-probs, cached answers and deadlines, from the route down to the records."""
+    decoder = settings.decoder.model_copy(update={"answer_cache_tokens": 500, "max_context_tokens": 400})
+    service = Service(settings.model_copy(update={"decoder": decoder}))
+    service.start()
+    with TestClient(create_app(service)) as client:
+        body = {"prompt": "abc", "max_tokens": 8, "temperature": 0, "ignore_eos": True, "metadata": {"domain": "a"}}
+        first = client.post("/v1/completions", json={**body, "logprobs": 2, "n": 2}).json()
+        one, two = first["choices"]
+        assert {**one, "index": 1} == two and len(one["logprobs"]["tokens"]) == 8
+        assert max(one["logprobs"]["token_logprobs"]) <= 0 and first["speculation"]["cached"] is False
+        again = client.post("/v1/completions", json={**body, "logprobs": 2}).json()
+        assert again["choices"] == [one] and again["speculation"]["cached"] is True
+        late = client.post("/v1/completions", json={**body, "max_tokens": 390, "deadline_seconds": 0.02})
+        assert late.status_code == 504 and "deadline_seconds" in late.json()["error"]["message"]
+        service.writer.flush(10)
+        (stats,) = client.get("/api/stats?domain=a").json()["domains"]
+        assert stats["num_cached_requests"] == 1
+        assert client.get("/api/stats?policy=cache").json()["domains"][0]["num_requests"] == 0
+        assert 'adaptive_spec_num_cached_requests_total{domain="a"} 1.0' in client.get("/metrics").text
+        with service.database.session_scope(read_only=True) as session:
+            reasons = sorted(session.execute(text("SELECT policy, finish_reason FROM requests")))
+    assert [tuple(row) for row in reasons] == [
+        ("cache", "length"),
+        ("policy", "deadline"),
+        ("policy", "length"),
+        ("policy", "length"),
+    ]
+    service.stop()

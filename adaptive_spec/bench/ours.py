@@ -12,8 +12,8 @@ import torch
 from adaptive_spec.bench.sides import DecodePhase, OurSide, Task, Turn
 from adaptive_spec.calibration.cost import CostModel, cost_key, measure_cost
 from adaptive_spec.core import FinishedRequest, Release, Request, SamplingParams, Step
-from adaptive_spec.decoding.decoder import Listeners
 from adaptive_spec.decoding.engine import Engine
+from adaptive_spec.decoding.listeners import Listeners
 from adaptive_spec.models.loading import ModelPair
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.traces import TraceStore

@@ -4,6 +4,7 @@ Live rows are always rows 0 … n-1, so that what attention reads is a view.  To
 memory and are overwritten: a query at position p is shown key positions <= p of its own row, no others.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -80,6 +81,7 @@ class RaggedCache(Cache):
         self.model = model
         self.slots = slots
         self.capacity = capacity
+        self.widest = widest
         self.static = static
         self.longest = 0
         self.rows = torch.zeros(0, dtype=torch.long)
@@ -179,20 +181,43 @@ class RaggedCache(Cache):
         start: int,
         stop: int,
         chunk: int,
+        *,
         model: PreTrainedModel | None = None,
-    ) -> None:
-        """Bring tokens[start:stop] of a row into the cache, at most ``chunk`` at a time; no logits are made of them."""
+        wants_logits: bool = False,
+    ) -> Tensor | None:
+        """Bring tokens[start:stop] of a row into the cache, at most ``chunk`` at a time.
+
+        Returns the logits of the last one, [1, vocab], if wanted.
+        """
+        model = model or self.model
+        hidden = None
         for begin in range(start, stop, chunk):
             part = tokens[begin : min(begin + chunk, stop)]
-            padding = [0] * (chunk - len(part)) if self.static else []
-            self._advance([row], on_device([part + padding], self.model.device), [begin], model or self.model)
+            padding = [0] * (self.widest - len(part)) if self.static else []
+            ids = on_device([part + padding], self.model.device)
+            hidden = self._advance([row], ids, [begin], model)[:, len(part) - 1]
+        return model.lm_head(hidden) if wants_logits and hidden is not None else None
+
+    def copy(self, row: int, start: int, stop: int) -> Tensor:
+        """The keys and values of some positions of a row: [layers, 2, heads, positions, head_dim]."""
+        return torch.stack([torch.stack([pair[row, :, start:stop] for pair in stores]) for stores in self._stores()])
+
+    def write(self, row: int, start: int, block: Tensor) -> None:
+        """Put a copy back, at any row; its positions are part of it and must be the same."""
+        for stores, kept in zip(self._stores(), block, strict=True):
+            for store, values in zip(stores, kept, strict=True):
+                store[row, :, start : start + values.shape[1]] = values
 
     def move(self, source: int, destination: int, length: int) -> None:
         """Copy the first ``length`` tokens of one row over another."""
-        for layer in self.layers:
-            for store in (layer.keys, layer.values):
-                assert store is not None
+        for stores in self._stores():
+            for store in stores:
                 store[destination, :, :length] = store[source, :, :length]
+
+    def _stores(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for layer in self.layers:
+            assert layer.keys is not None and layer.values is not None
+            yield layer.keys, layer.values
 
 
 def _check_attention(config: Any, capacity: int) -> None:

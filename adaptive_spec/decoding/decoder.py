@@ -1,14 +1,14 @@
 """The step loop: draft a chain, verify it in one target forward, emit.  Called by the engine thread only.
 
-Reads like this: ``admit`` gives a request a row, ``fill`` brings prompts into the cache chunk by chunk, ``step`` runs
-``_draft``, ``_verify`` and ``_emit`` over all live rows at once.  Rows 0 … are live, those after them are filling.  It
-calls ``on_step``, ``on_finish`` and ``on_trace`` and never learns who listens.
+Reads like this: ``admit`` gives a request a row, ``fill`` brings prompts into the cache chunk by chunk and makes their
+first token, ``step`` lets ``propose`` draft, ``judge`` verify and ``_emit`` hand out, over all live rows at once.  Rows
+0 … are live, those after them are filling.  It tells listeners of outcomes and never learns who listens.
 """
 
+import logging
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import torch
@@ -16,48 +16,29 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from adaptive_spec.calibration.cost import CostModel
-from adaptive_spec.core import DRAFTERS, FinishedRequest, Position, Release, Request, Step, Trace
+from adaptive_spec.core import Position, Release, Request, Step
 from adaptive_spec.decoding.cache import RaggedCache
-from adaptive_spec.decoding.propose import Chains, Proposer
-from adaptive_spec.decoding.sampling import penalised, uniforms
-from adaptive_spec.decoding.slot import Delta, Slot
+from adaptive_spec.decoding.check import check_request
+from adaptive_spec.decoding.failures import failure
+from adaptive_spec.decoding.listeners import GuardedListeners, Listeners
+from adaptive_spec.decoding.prefix import PrefixCache
+from adaptive_spec.decoding.propose import Chains, Proposer, no_chains
+from adaptive_spec.decoding.slot import Delta, Slot, TokenLogProb
 from adaptive_spec.decoding.text import TextStream
+from adaptive_spec.decoding.verdict import Verdict, judge, processing_of
 from adaptive_spec.drafting.memory import longest_match
 from adaptive_spec.drafting.ngram import SuffixIndex
-from adaptive_spec.errors import BusyError, RequestError
+from adaptive_spec.errors import AdaptiveSpecError, BusyError
 from adaptive_spec.models.linear import exchange_linears
 from adaptive_spec.models.loading import ModelPair
 from adaptive_spec.models.weights import Deltas, DraftWeights
 from adaptive_spec.settings import DecoderSettings
-from adaptive_spec.verification.distribution import Processing, processed_probs, sparse_log_probs
-from adaptive_spec.verification.exact import verify_greedy, verify_sampled
+from adaptive_spec.verification.distribution import log_probs_of, sparse_log_probs
 from adaptive_spec.verification.transfer import on_device, read
 
+logger = logging.getLogger(__name__)
+
 _COST_CONTEXT_TOKENS = 160  # where costs are measured: a short prompt and some output
-
-
-@dataclass(frozen=True, slots=True)
-class Listeners:
-    """Who hears of outcomes.  ``trace_top_k`` 0 keeps no traces."""
-
-    on_step: Callable[[Step], None] = lambda _: None
-    on_finish: Callable[[FinishedRequest], None] = lambda _: None
-    on_trace: Callable[[Trace], None] = lambda _: None
-    trace_top_k: int = 0
-    trace_share: float = 1.0
-
-
-@dataclass(slots=True)
-class _Outcome:
-    """What a step showed, on the host.  logits stay on the device: [rows, chain + 1, vocab], before penalties."""
-
-    logits: Tensor
-    chains: list[list[int]]
-    lengths: list[int]
-    confidences: list[list[float]]
-    num_accepted: list[int]
-    next_tokens: list[int]
-    overlaps: list[list[float]]
 
 
 class Decoder:
@@ -66,7 +47,7 @@ class Decoder:
     def __init__(self, pair: ModelPair, settings: DecoderSettings, listeners: Listeners, seed: int = 0) -> None:
         self.pair = pair
         self.settings = settings
-        self.listeners = listeners
+        self.listeners = GuardedListeners(listeners)
         self.slots: list[Slot] = []  # live: the whole prompt is in the cache
         self.filling: list[Slot] = []
         self._random = random.Random(seed)
@@ -75,6 +56,7 @@ class Decoder:
             exchange_linears(model)
         self.target_cache = self._cache(pair.target)
         self.draft_cache = self._cache(pair.draft)
+        self.prefixes = PrefixCache(self.target_cache, settings.prefix_cache_tokens)
         self.proposer = Proposer(DraftWeights(pair.draft), self.draft_cache, settings, self._random)
 
     def _cache(self, model: PreTrainedModel) -> RaggedCache:
@@ -103,31 +85,11 @@ class Decoder:
 
     def check(self, request: Request) -> None:
         """Raise RequestError for a request that cannot be served as asked."""
-        params, limit = request.params, self.settings.max_context_tokens
-        if not request.prompt_ids:
-            raise RequestError("The prompt is empty; send at least one token.")
-        if len(request.prompt_ids) + params.max_tokens > limit:
-            raise RequestError(
-                f"Prompt ({len(request.prompt_ids)} tokens) plus max_tokens ({params.max_tokens}) exceeds the context "
-                f"of {limit} tokens. Shorten one of them or raise decoder.max_context_tokens."
-            )
-        if not all(0 <= token < self.pair.vocab_size for token in request.prompt_ids):
-            raise RequestError(f"Prompt token ids must lie in [0, {self.pair.vocab_size}).")
-        if params.max_tokens < 1 or params.temperature < 0 or not 0 < params.top_p <= 1 or params.top_k < 0:
-            raise RequestError(
-                "Need max_tokens >= 1, temperature >= 0, 0 < top_p <= 1 and top_k >= 0; correct the request."
-            )
-        if not 0 <= params.min_p <= 1 or not 0 < params.repetition_penalty <= 10:
-            raise RequestError("Need 0 <= min_p <= 1 and 0 < repetition_penalty <= 10; correct the request.")
-        if not (-2 <= params.presence_penalty <= 2 and -2 <= params.frequency_penalty <= 2):
-            raise RequestError("presence_penalty and frequency_penalty must lie in [-2, 2]; correct the request.")
-        if params.chain_length is not None and not 0 <= params.chain_length <= self.settings.max_chain_length:
-            raise RequestError(f"chain_length must lie in [0, {self.settings.max_chain_length}] or be left out.")
-        if params.drafter is not None and params.drafter not in DRAFTERS:
-            raise RequestError(f"drafter {params.drafter!r} is unknown; choose one of {', '.join(DRAFTERS)}.")
+        check_request(request, self.settings, self.pair.vocab_size)
 
+    @torch.inference_mode()
     def admit(self, request: Request, emit: Callable[[Delta], None], submitted: float) -> None:
-        """Give a request the next free row."""
+        """Give a request the next free row; what the prefix cache holds of its prompt is there at once."""
         seed = request.params.seed
         slot = Slot(
             request=request,
@@ -144,62 +106,70 @@ class Decoder:
         if slot.drafter != "model":
             slot.suffixes = SuffixIndex(self.settings.ngram_min_match, longest_match(self.settings))
             slot.suffixes.extend(slot.tokens)
+        slot.target_length = self.prefixes.recall(self.num_active, slot.tokens[:-1])
         self.filling.append(slot)
 
     @torch.inference_mode()
     def fill(self) -> None:
         """Prefill at most ``prefill_chunk_tokens`` prompt tokens, so that live rows never wait for a long prompt.
 
-        A row goes live when all but the last token of its prompt is in the target's cache.
+        With the last of them comes the first token, and the row goes live.
         """
         budget = self.settings.prefill_chunk_tokens
         while self.filling and budget > 0:
             slot, row = self.filling[0], len(self.slots)
-            stop = min(slot.target_length + budget, len(slot.tokens) - 1)
-            self.target_cache.prefill(row, slot.tokens, slot.target_length, stop, self.settings.prefill_chunk_tokens)
-            budget -= stop - slot.target_length
+            began, start = time.perf_counter(), slot.target_length
+            stop = min(start + budget, len(slot.tokens))
+            whole = stop == len(slot.tokens)
+            logits = self.target_cache.prefill(row, slot.tokens, start, stop, budget, wants_logits=whole)
+            budget -= stop - start
             slot.target_length = stop
-            if stop == len(slot.tokens) - 1:
-                self.slots.append(self.filling.pop(0))
-
-    def fail_filling(self, message: str) -> None:
-        """End the request whose prompt could not be prefilled; no other row was touched."""
-        self._end_filling(0, "error", message)
+            if logits is None:
+                continue
+            self.prefixes.remember(row, slot.tokens)
+            processing = processing_of([slot], self.pair.device)
+            chains = no_chains(1, self.pair.device, None if processing is None else self.pair.vocab_size)
+            verdict = judge([slot], logits[:, None], chains, processing)
+            self.slots.append(self.filling.pop(0))
+            self._emit([slot], chains, verdict, time.perf_counter() - began)
+            if slot.finish_reason:
+                self._leave(row)
 
     @torch.inference_mode()
     def step(self) -> None:
         """Run one step for every live row."""
-        params = [slot.request.params for slot in self.slots]
-        greedy = all(p.temperature <= 0 for p in params)
-        processing = None if greedy else Processing.of(params, self.pair.device)
+        processing = processing_of(self.slots, self.pair.device)
         chains = self.proposer.propose(self.slots, processing)
         began = time.perf_counter()
-        outcome = self._verify(chains, processing)
-        self._emit(chains, outcome, time.perf_counter() - began)
+        last = on_device([[slot.tokens[-1]] for slot in self.slots], self.pair.device)
+        rows, starts = list(range(len(self.slots))), [slot.target_length for slot in self.slots]
+        logits = self.target_cache.forward(rows, torch.cat([last, chains.ids], dim=1), starts)
+        verdict = judge(self.slots, logits, chains, processing)
+        self._emit(self.slots, chains, verdict, time.perf_counter() - began)
         for row in reversed([row for row, slot in enumerate(self.slots) if slot.finish_reason]):
             self._leave(row)
 
-    def cancel(self, request_id: str) -> None:
-        """End a request between two steps."""
+    def end(self, request_id: str, reason: str, error: AdaptiveSpecError | None = None) -> None:
+        """End a request between two steps; no other row is touched."""
         for row, slot in enumerate(self.slots):
             if slot.request.request_id == request_id:
-                slot.finish_reason = "cancelled"
-                slot.send([])
+                slot.end(reason, error)
                 self._leave(row)
                 return
         for index, slot in enumerate(self.filling):
             if slot.request.request_id == request_id:
-                self._end_filling(index, "cancelled")
+                self._end_filling(index, reason, error)
                 return
 
-    def fail_all(self, message: str) -> None:
-        """End every live request with an error: the caches can no longer be trusted."""
+    def end_all(self, reason: str, error: AdaptiveSpecError | None = None) -> None:
+        """End every request; what the caches hold need not be trusted."""
         for slot in (*self.slots, *self.filling):
-            slot.finish_reason = "error"
-            slot.emit(Delta("", [], "error", slot.usage(), error=message))
+            slot.end(reason, error)
             self.listeners.on_finish(slot.finished())
         self.slots.clear()
         self.filling.clear()
+        self.prefixes.forget()
+        self.proposer.prefixes.forget()
 
     def swap(
         self,
@@ -212,9 +182,7 @@ class Decoder:
 
         The draft's cache was computed by other weights: rows forget theirs and rebuild it when they next draft.
         """
-        self.proposer.weights.merge(deltas, own, vocabulary)
-        self.proposer.memories.draft_changed()
-        self.proposer.release = release
+        self.proposer.swap(release, deltas, own, vocabulary)
         for slot in (*self.slots, *self.filling):
             slot.draft_length = 0
 
@@ -225,10 +193,8 @@ class Decoder:
     @torch.inference_mode()
     def time_draft(self, rows: int = 1) -> float:
         """Seconds of one draft forward of one token in each of so many rows.  Between steps, while no row is live."""
-        weights = self.proposer.weights
-        head = None if weights.trimmed is None else weights.trimmed.head
         ids = torch.zeros(rows, 1, dtype=torch.long, device=self.pair.device)
-        return self._timed(self.draft_cache, ids, head)
+        return self._timed(self.draft_cache, ids, self.proposer.weights.head)
 
     @torch.inference_mode()
     def time_verify(self, num_tokens: int) -> float:
@@ -245,75 +211,65 @@ class Decoder:
         read(logits.argmax(-1))  # waits for the device
         return time.perf_counter() - began
 
-    def _verify(self, chains: Chains, processing: Processing | None) -> _Outcome:
-        """One target forward over last token and chain, what the verifier makes of it, and the step's one read."""
-        rows, width = chains.ids.shape
-        device = self.pair.device
-        last = on_device([[slot.tokens[-1]] for slot in self.slots], device)
-        starts = [slot.target_length for slot in self.slots]
-        logits = self.target_cache.forward(list(range(rows)), torch.cat([last, chains.ids], dim=1), starts)
-        adjusted = penalised(self.slots, logits, chains.ids, 0)
-        if processing is None:
-            num_accepted, next_tokens = verify_greedy(adjusted.argmax(-1), chains.ids, chains.lengths)
-            overlaps = (torch.arange(width, device=device) < num_accepted[:, None]).float()
-        else:
-            assert chains.probs is not None
-            target = processed_probs(adjusted, processing)
-            accept, recover = uniforms(self.slots, device, width), uniforms(self.slots, device)
-            num_accepted, next_tokens = verify_sampled(
-                target, chains.probs, chains.ids, chains.lengths, accept, recover
-            )
-            overlaps = torch.minimum(target[:, :-1], chains.probs).sum(-1)
-        found = read(chains.ids, chains.lengths, chains.confidences, num_accepted, next_tokens, overlaps)
-        return _Outcome(logits, *(values.tolist() for values in found))
+    def _emit(self, slots: Sequence[Slot], chains: Chains, verdict: Verdict, verify_seconds: float) -> None:
+        for row, slot in enumerate(slots):
+            try:
+                self._emit_row(slot, row, chains, verdict, verify_seconds)
+            except Exception as error:
+                logger.exception("request %s is ended with an error; the others go on", slot.request.request_id)
+                slot.end("error", failure(error))
 
-    def _emit(self, chains: Chains, outcome: _Outcome, verify_seconds: float) -> None:
-        batch_size = len(self.slots)
-        for row, slot in enumerate(self.slots):
-            length, accepted = outcome.lengths[row], outcome.num_accepted[row]
-            before = len(slot.tokens)
-            kept = slot.accept([*outcome.chains[row][:accepted], outcome.next_tokens[row]], self._eos)
-            slot.target_length = before + accepted
-            match = chains.matches[row]
-            drafter = "ngram" if match.chain else "model" if length else ""
-            if drafter == "model":
-                slot.draft_length = min(before + length - 1, before + accepted)
-            memory = self.proposer.memories[slot.request.domain]
-            if chains.fair[row] and length:
-                memory.survival.add(length, accepted)
-            if match.chain:
-                memory.acceptance.add(match.match_length, accepted, min(accepted + 1, length))
-            if slot.suffixes is not None:
-                slot.suffixes.extend(slot.tokens[before:])
-            slot.num_steps += 1
-            slot.num_draft_tokens += length
-            slot.num_accepted += accepted
-            if self.release.version not in slot.releases:
-                slot.releases.append(self.release.version)
-            if self._keeps_trace(slot):
-                slot.keep_targets(*sparse_log_probs(outcome.logits[row, :kept], self.listeners.trace_top_k))
-            slot.send(slot.tokens[before:])
-            self.listeners.on_step(
-                Step(
-                    request_id=slot.request.request_id,
-                    domain=slot.request.domain,
-                    release=self.release.version,
-                    step_index=slot.num_steps - 1,
-                    drafter=drafter,
-                    chain_length=length,
-                    num_accepted=accepted,
-                    num_emitted=kept,
-                    explored=chains.explored[row],
-                    draft_seconds=chains.seconds,
-                    verify_seconds=verify_seconds,
-                    batch_size=batch_size,
-                    positions=tuple(
-                        Position(outcome.confidences[row][index], outcome.overlaps[row][index], index < accepted)
-                        for index in range(min(accepted + 1, length))
-                    ),
-                    at=datetime.now(UTC),
-                )
-            )
+    def _emit_row(self, slot: Slot, row: int, chains: Chains, verdict: Verdict, verify_seconds: float) -> None:
+        length, accepted = verdict.lengths[row], verdict.num_accepted[row]
+        before = len(slot.tokens)
+        kept = slot.accept([*verdict.chains[row][:accepted], verdict.next_tokens[row]], self._eos)
+        slot.target_length = before + accepted
+        drafter = chains.drafter(row) if length else ""
+        if drafter == "model":
+            slot.draft_length = min(before + length - 1, before + accepted)
+        self.proposer.learn(slot, chains, row, length, accepted)
+        if slot.suffixes is not None:
+            slot.suffixes.extend(slot.tokens[before:])
+        slot.num_steps += 1
+        slot.num_draft_tokens += length
+        slot.num_accepted += accepted
+        if self.release.version not in slot.releases:
+            slot.releases.append(self.release.version)
+        if self._keeps_trace(slot):
+            slot.keep_targets(*sparse_log_probs(verdict.logits[row, :kept], self.listeners.trace_top_k))
+        step = Step(
+            request_id=slot.request.request_id,
+            domain=slot.request.domain,
+            release=self.release.version,
+            step_index=slot.num_steps - 1,
+            drafter=drafter,
+            chain_length=length,
+            num_accepted=accepted,
+            num_emitted=kept,
+            explored=chains.explored[row],
+            draft_seconds=chains.seconds,
+            verify_seconds=verify_seconds,
+            batch_size=len(chains.lengths),
+            positions=tuple(
+                Position(verdict.confidences[row][index], verdict.overlaps[row][index], index < accepted)
+                for index in range(min(accepted + 1, length))
+            ),
+            at=datetime.now(UTC),
+        )
+        slot.send(slot.tokens[before:], self._log_probs(slot, verdict.logits[row, :kept]))
+        self.listeners.on_step(step)
+
+    def _log_probs(self, slot: Slot, logits: Tensor) -> tuple[TokenLogProb, ...]:
+        """Those of the tokens just kept, where they were asked for.  logits: [kept, vocab], as the target gave them."""
+        if slot.request.params.logprobs is None:
+            return ()
+        kept = slot.tokens[-len(logits) :]
+        found = log_probs_of(logits, on_device(kept, logits.device), slot.request.params.logprobs)
+        log_probs, ids, of_ids = (values.tolist() for values in read(*found))
+        return tuple(
+            TokenLogProb(token, log_prob, tuple(zip(top, of_top, strict=True)))
+            for token, log_prob, top, of_top in zip(kept, log_probs, ids, of_ids, strict=True)
+        )
 
     def _keeps_trace(self, slot: Slot) -> bool:
         listeners = self.listeners
@@ -323,14 +279,7 @@ class Decoder:
         return share < listeners.trace_share
 
     def _leave(self, row: int) -> None:
-        slot = self.slots[row]
-        self.listeners.on_finish(slot.finished())
-        whole = slot.finish_reason in ("stop", "length")
-        trace = slot.trace() if whole else None
-        if trace is not None:
-            self.listeners.on_trace(trace)
-        if whole and slot.suffixes is not None and slot.request.params.record:
-            self.proposer.memories[slot.request.domain].store.add(slot.tokens[slot.prompt_tokens :])
+        self._report(self.slots[row], row)
         moved = self.slots.pop()
         hole = len(self.slots)
         if row < hole:
@@ -341,10 +290,23 @@ class Decoder:
             self._move(moved, hole + 1 + len(self.filling), hole)
             self.filling.insert(0, moved)
 
-    def _end_filling(self, index: int, reason: str, message: str | None = None) -> None:
+    def _report(self, slot: Slot, row: int) -> None:
+        """Tell of a request that has left, and remember what it said.  Its answer is out: what fails here is lost."""
+        self.listeners.on_finish(slot.finished())
+        if slot.finish_reason not in ("stop", "length"):
+            return
+        try:
+            if (trace := slot.trace()) is not None:
+                self.listeners.on_trace(trace)
+            self.prefixes.remember(row, slot.tokens[: slot.target_length])
+            if slot.suffixes is not None and slot.request.params.record:
+                self.proposer.memories[slot.request.domain].store.add(slot.tokens[slot.prompt_tokens :])
+        except Exception:
+            logger.exception("request %s leaves no trace", slot.request.request_id)
+
+    def _end_filling(self, index: int, reason: str, error: AdaptiveSpecError | None = None) -> None:
         slot = self.filling[index]
-        slot.finish_reason = reason
-        slot.emit(Delta("", [], reason, slot.usage(), error=message))
+        slot.end(reason, error)
         self.listeners.on_finish(slot.finished())
         moved = self.filling.pop()
         if index < len(self.filling):

@@ -1,58 +1,34 @@
 """The engine thread: the only one that touches the models.  Everybody else submits, and reads streams.
 
-Swaps, cancels and cost measurements are jobs that run between two steps.
+Swaps, cancels, deadlines and cost measurements have their turn between two steps.
 """
 
 import logging
-import queue
+import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 from adaptive_spec.core import Release, Request
-from adaptive_spec.decoding.decoder import Decoder, Listeners
-from adaptive_spec.decoding.slot import Delta
-from adaptive_spec.errors import BusyError
+from adaptive_spec.decoding.answers import Answer, AnswerCache
+from adaptive_spec.decoding.decoder import Decoder
+from adaptive_spec.decoding.failures import failure, is_out_of_memory
+from adaptive_spec.decoding.listeners import Listeners
+from adaptive_spec.decoding.queue import FairQueue
+from adaptive_spec.decoding.slot import Delta, Usage, undecoded
+from adaptive_spec.decoding.stream import Choice, Stream
+from adaptive_spec.errors import AdaptiveSpecError, BusyError, DeadlineError, RequestError, UnavailableError
 from adaptive_spec.models.loading import ModelPair
 from adaptive_spec.models.weights import Deltas
 from adaptive_spec.settings import DecoderSettings
 
 logger = logging.getLogger(__name__)
 
-
-class Stream:
-    """The reader's end of one request."""
-
-    def __init__(self, request: Request, engine: "Engine") -> None:
-        self.request = request
-        self.submitted = time.perf_counter()
-        self._engine = engine
-        self._deltas: queue.SimpleQueue[Delta] = queue.SimpleQueue()
-
-    def events(self) -> Iterator[Delta]:
-        """Yield deltas until the one with a finish reason; blocks between them."""
-        while True:
-            delta = self._deltas.get()
-            yield delta
-            if delta.finish_reason is not None:
-                return
-
-    def collect(self) -> tuple[str, list[int], Delta]:
-        """Wait for the end; return the text, the tokens and the last delta."""
-        deltas = list(self.events())
-        tokens = [token for delta in deltas for token in delta.token_ids]
-        return "".join(delta.text for delta in deltas), tokens, deltas[-1]
-
-    def cancel(self) -> None:
-        """Stop the request between two steps; the stream ends with reason ``cancelled``."""
-        self._engine.cancel(self.request.request_id)
-
-    def put(self, delta: Delta) -> None:
-        """Engine side: hand over a delta."""
-        self._deltas.put(delta)
+_STOPPING = "The service is shutting down. Send the request again once it is back, or elsewhere."
 
 
 class Engine:
@@ -64,11 +40,12 @@ class Engine:
         self.pair = pair
         self.settings = settings
         self.decoder = Decoder(pair, settings, listeners or Listeners(), seed)
+        self.answers = AnswerCache(settings.answer_cache_tokens, pair.hashes["target"])
         self.last_swap_seconds = 0.0
-        self._waiting: deque[Stream] = deque()
+        self._waiting = FairQueue()
         self._jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._changed = threading.Condition()
-        self._stopping = False
+        self._drained_by = math.inf  # finite once the engine stops: when the running requests are ended
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     @property
@@ -84,48 +61,71 @@ class Engine:
         return len(self._waiting)
 
     @property
+    def num_listener_failures(self) -> int:
+        return self.decoder.listeners.num_failures
+
+    @property
     def alive(self) -> bool:
         return self._thread.is_alive()
+
+    @property
+    def stopping(self) -> bool:
+        return self._drained_by < math.inf
 
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """Finish live rows, refuse the waiting ones, end the thread."""
+    def drain(self) -> None:
+        """Begin to stop, and return at once: refuse what waits or comes, let running requests go on for so long as
+        ``drain_seconds`` allow, then cancel them."""
         with self._changed:
-            self._stopping = True
+            self._drained_by = min(self._drained_by, time.perf_counter() + self.settings.drain_seconds)
             self._changed.notify()
+
+    def stop(self) -> None:
+        """Drain, and end the thread."""
+        self.drain()
         if self._thread.ident is not None:
             self._thread.join()
+        else:
+            self._finish()
 
     def submit(self, request: Request) -> Stream:
-        """Queue a request.
+        """Queue a request; one whose answer is cached is answered at once.
 
         Raises:
             RequestError: parameters that cannot be served.
-            BusyError: the queue is full, or the engine is stopping.
+            BusyError: the queue is full.
+            UnavailableError: the engine is stopping.
         """
         self.decoder.check(request)
-        stream = Stream(request, self)
+        stream = Stream(self._bounded(request), self.cancel)
+        found = [(choice, self.answers.find(choice.request)) for choice in stream.choices]
+        new = [choice for choice, answer in found if answer is None]
         with self._changed:
-            if self._stopping:
-                raise BusyError("The service is shutting down; send the request elsewhere.")
-            if len(self._waiting) >= self.settings.queue_limit:
+            if self.stopping:
+                raise UnavailableError(_STOPPING)
+            if new and len(self._waiting) + len(new) > self.settings.queue_limit:
                 raise BusyError(f"{len(self._waiting)} requests are waiting already; try again in a few seconds.")
-            self._waiting.append(stream)
+            if any(choice.request.request_id in self._waiting for choice in new):
+                raise RequestError(f"A request {request.request_id!r} is waiting already; give each its own id.")
+            for choice in new:
+                self._waiting.push(choice)
             self._changed.notify()
+        for choice, answer in found:
+            if answer is not None:
+                self._repeat(choice, answer)
         return stream
 
     def cancel(self, request_id: str) -> None:
         """Cancel a waiting or a running request."""
         with self._changed:
-            for stream in list(self._waiting):
-                if stream.request.request_id == request_id:
-                    self._waiting.remove(stream)
-                    stream.put(Delta("", [], "cancelled"))
-                    return
-        self.call(lambda: self.decoder.cancel(request_id))
+            choice = self._waiting.remove(request_id)
+        if choice is not None:
+            self._end_undecoded(choice, "cancelled")
+        else:
+            self.call(lambda: self.decoder.end(request_id, "cancelled"))
 
     def swap(
         self,
@@ -161,54 +161,115 @@ class Engine:
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not (self._jobs or self._waiting or self.decoder.num_active or self._stopping):
+                while not (self._jobs or self._waiting or self.decoder.num_active or self.stopping):
                     self._changed.wait()
-                if self._stopping and not self.decoder.num_active:
-                    self._refuse_rest()
+            self._do_jobs()
+            if self.stopping:
+                self._refuse_waiting()
+                if not self.decoder.num_active or time.perf_counter() >= self._drained_by:
+                    self._finish()
                     return
-                jobs = list(self._jobs)
-                self._jobs.clear()
-            for job, future in jobs:
-                self._do(job, future)
+            self._end_late()
             self._admit()
             self._advance()
+
+    def _do_jobs(self) -> None:
+        with self._changed:
+            jobs = list(self._jobs)
+            self._jobs.clear()
+        for job, future in jobs:
+            try:
+                future.set_result(job())
+            except Exception as error:
+                future.set_exception(error)
+
+    def _end_late(self) -> None:
+        """End every request whose deadline has passed, in the queue or in a row."""
+        now = time.perf_counter()
+        with self._changed:
+            expired = self._waiting.expired(now)
+        for choice in expired:
+            self._end_undecoded(choice, "deadline", _too_late(choice.request, "before it began"))
+        for slot in (*self.decoder.slots, *self.decoder.filling):
+            if slot.deadline <= now:
+                error = _too_late(slot.request, f"after {slot.num_emitted} tokens")
+                self.decoder.end(slot.request.request_id, "deadline", error)
+
+    def _admit(self) -> None:
+        while self.decoder.has_room:
+            with self._changed:
+                choice = self._waiting.pop()
+            if choice is None:
+                return
+            try:
+                put = self.answers.listening(choice.request, choice.put)
+                self.decoder.admit(choice.request, put, choice.submitted)
+            except Exception as error:
+                logger.exception("request %s could not be admitted", choice.request.request_id)
+                self._end_undecoded(choice, "error", failure(error))
 
     def _advance(self) -> None:
         if self.decoder.filling:
             try:
                 self.decoder.fill()
             except Exception as error:
-                logger.exception("a prompt could not be prefilled; its request is ended with an error")
-                self.decoder.fail_filling(f"the prompt could not be prefilled: {error}")
+                request_id = self.decoder.filling[0].request.request_id
+                logger.exception("the prompt of request %s could not be prefilled", request_id)
+                self.decoder.end(request_id, "error", failure(error))
         if self.decoder.slots:
             try:
                 self.decoder.step()
             except Exception as error:
-                logger.exception("a decoding step failed; its requests are ended with an error")
-                self.decoder.fail_all(f"decoding failed: {error}")
+                self._end_failed(error)
 
-    def _do(self, job: Callable[[], Any], future: "Future[Any]") -> None:
-        try:
-            future.set_result(job())
-        except Exception as error:
-            future.set_exception(error)
+    def _end_failed(self, error: Exception) -> None:
+        """End what a failed step must end: when memory ran out the youngest row makes room, else none can go on."""
+        if is_out_of_memory(error):
+            youngest = max(self.decoder.slots, key=lambda slot: slot.decode_started).request.request_id
+            logger.exception("memory ran out in a step; request %s is ended", youngest)
+            self.decoder.end(youngest, "error", failure(error))
+        else:
+            logger.exception("a decoding step failed; its requests are ended with an error")
+            self.decoder.end_all("error", failure(error))
 
-    def _admit(self) -> None:
-        while self.decoder.has_room and not self._stopping:
+    def _finish(self) -> None:
+        self._refuse_waiting()
+        self.decoder.end_all("cancelled", UnavailableError(_STOPPING))
+        self._do_jobs()
+
+    def _refuse_waiting(self) -> None:
+        while True:
             with self._changed:
-                if not self._waiting:
-                    return
-                stream = self._waiting.popleft()
-            try:
-                self.decoder.admit(stream.request, stream.put, stream.submitted)
-            except Exception as error:
-                logger.exception("request %s could not be admitted", stream.request.request_id)
-                stream.put(Delta("", [], "error", error=str(error)))
+                choice = self._waiting.pop()
+            if choice is None:
+                return
+            self._end_undecoded(choice, "error", UnavailableError(_STOPPING))
 
-    def _refuse_rest(self) -> None:
-        while self._waiting:
-            self._waiting.popleft().put(
-                Delta("", [], "error", error="The service shut down before this request began.")
-            )
-        while self._jobs:
-            self._do(*self._jobs.popleft())
+    def _repeat(self, choice: Choice, answer: Answer) -> None:
+        """Answer out of the cache."""
+        prompt, completion, release = len(choice.request.prompt_ids), len(answer.token_ids), self.release.version
+        usage = Usage(prompt, completion, 0, 0, 0, (release,), cached=True)
+        choice.put(Delta(answer.text, list(answer.token_ids), answer.finish_reason, usage, log_probs=answer.log_probs))
+        finished = undecoded(
+            choice.request, answer.finish_reason, choice.submitted, completion_tokens=completion, release=release
+        )
+        self.decoder.listeners.on_finish(finished)
+
+    def _end_undecoded(self, choice: Choice, reason: str, error: AdaptiveSpecError | None = None) -> None:
+        usage = Usage(len(choice.request.prompt_ids), 0, 0, 0, 0, ())
+        choice.put(Delta("", [], reason, usage, error))
+        self.decoder.listeners.on_finish(undecoded(choice.request, reason, choice.submitted))
+
+    def _bounded(self, request: Request) -> Request:
+        """The request under the deadline that holds for it: its own, but no later than the setting's."""
+        own, longest = request.params.deadline_seconds, self.settings.request_timeout_seconds
+        if not longest or (own is not None and own <= longest):
+            return request
+        return replace(request, params=replace(request.params, deadline_seconds=longest))
+
+
+def _too_late(request: Request, when: str) -> DeadlineError:
+    return DeadlineError(
+        f"The request's time of {request.params.deadline_seconds:g} seconds was up {when}. Ask for fewer tokens, or "
+        "raise deadline_seconds or decoder.request_timeout_seconds."
+    )

@@ -7,7 +7,7 @@ floor does not count.
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from adaptive_spec.calibration.cost import CostModel
 from adaptive_spec.core import Release, StepCost
 from adaptive_spec.decoding.cache import RaggedCache
+from adaptive_spec.decoding.prefix import PrefixCache
 from adaptive_spec.decoding.sampling import penalised, uniforms
 from adaptive_spec.decoding.slot import Slot
 from adaptive_spec.drafting.memory import Memories
@@ -29,7 +30,7 @@ from adaptive_spec.drafting.policy import (
     stopping_floors,
     threshold_floors,
 )
-from adaptive_spec.models.weights import DraftWeights
+from adaptive_spec.models.weights import Deltas, DraftWeights
 from adaptive_spec.settings import DecoderSettings
 from adaptive_spec.verification.distribution import Processing, processed_probs, sample
 from adaptive_spec.verification.transfer import on_device
@@ -53,6 +54,20 @@ class Chains:
     matches: list[Match]
     seconds: float
 
+    def drafter(self, row: int) -> str:
+        """Who proposed a row's chain."""
+        return "ngram" if self.matches[row].chain else "model"
+
+
+def no_chains(rows: int, device: torch.device, vocab_size: int | None) -> Chains:
+    """Nothing proposed.  vocab_size: None when every row is greedy."""
+    ids, lengths = torch.zeros(rows, 0, dtype=torch.long, device=device), torch.zeros(rows, dtype=torch.long)
+    probs = None if vocab_size is None else torch.zeros(rows, 0, vocab_size, device=device)
+    falses = [False] * rows
+    return Chains(
+        ids, lengths.to(device), torch.zeros(rows, 0, device=device), probs, falses, falses, [NOTHING] * rows, 0.0
+    )
+
 
 @dataclass(slots=True)
 class _Plan:
@@ -74,6 +89,7 @@ class Proposer:
         self.cache = cache
         self.settings = settings
         self.memories = Memories(settings)
+        self.prefixes = PrefixCache(cache, settings.prefix_cache_tokens)
         self.release = Release()
         self.cost: CostModel | None = None  # once measured, chains are as long as pays
         self._random = rng
@@ -96,6 +112,23 @@ class Proposer:
             chains.probs = None if chains.probs is None else chains.probs[:, :width]
         chains.seconds = time.perf_counter() - began
         return chains
+
+    def learn(self, slot: Slot, chains: Chains, row: int, length: int, accepted: int) -> None:
+        """Count how a chain of a row fared."""
+        memory, match = self.memories[slot.request.domain], chains.matches[row]
+        if match.chain:
+            memory.acceptance.add(match.match_length, accepted, min(accepted + 1, length))
+        elif chains.fair[row] and length:
+            memory.survival.add(length, accepted)
+
+    def swap(
+        self, release: Release, deltas: Deltas, own: Mapping[str, Deltas] | None, vocabulary: Sequence[int] | None
+    ) -> None:
+        """Put a release's drafts live, and forget what the old ones computed and how they fared."""
+        self.weights.merge(deltas, own, vocabulary)
+        self.memories.draft_changed()
+        self.prefixes.forget()
+        self.release = release
 
     def _plan(self, slots: list[Slot]) -> _Plan:
         explores = self._explores(slots)
@@ -227,7 +260,6 @@ class Proposer:
 
         Rows of domains with their own adapter are run group by group.
         """
-        head = None if self.weights.trimmed is None else self.weights.trimmed.head
         parts: list[Tensor] = []
         order: list[int] = []
         for model, members in self._groups(slots):
@@ -238,7 +270,7 @@ class Proposer:
                 last = [0] * len(members)
             else:
                 fed, starts, last = self._pending([slots[index] for index in members], chosen, model)
-            parts.append(self.cache.forward(chosen, fed, starts, last=last, model=model, head=head))
+            parts.append(self.cache.forward(chosen, fed, starts, last=last, model=model, head=self.weights.head))
             order += members
         if len(parts) == 1:
             return parts[0]
@@ -260,11 +292,18 @@ class Proposer:
         widest = self.settings.max_chain_length + 1
         for slot, row in zip(slots, rows, strict=True):
             if len(slot.tokens) - slot.draft_length > widest:
-                self.cache.prefill(
-                    row, slot.tokens, slot.draft_length, len(slot.tokens) - 1, self.settings.prefill_chunk_tokens, model
-                )
-                slot.draft_length = len(slot.tokens) - 1
+                self._catch_up(slot, row, model)
         pending = [slot.tokens[slot.draft_length :] for slot in slots]
         width = widest if self.cache.static else max(map(len, pending))
         ids = on_device([row + [0] * (width - len(row)) for row in pending], self._device)
         return ids, [slot.draft_length for slot in slots], [len(row) - 1 for row in pending]
+
+    def _catch_up(self, slot: Slot, row: int, model: PreTrainedModel) -> None:
+        """Bring all but the last token of a row into the draft's cache."""
+        known, domain = slot.tokens[:-1], slot.adapter if slot.adapter in self.weights.own else ""
+        if not slot.draft_length:
+            slot.draft_length = self.prefixes.recall(row, known, domain)
+        chunk = self.settings.prefill_chunk_tokens
+        self.cache.prefill(row, known, slot.draft_length, len(known), chunk, model=model)
+        slot.draft_length = len(known)
+        self.prefixes.remember(row, known, domain)

@@ -1,5 +1,7 @@
 """The state of one request while it decodes."""
 
+import logging
+import math
 import random
 import time
 from collections.abc import Callable
@@ -11,7 +13,10 @@ import torch
 from adaptive_spec.core import FinishedRequest, Request, Trace
 from adaptive_spec.decoding.text import TextStream
 from adaptive_spec.drafting.ngram import SuffixIndex
+from adaptive_spec.errors import AdaptiveSpecError
 from adaptive_spec.verification.transfer import read
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +29,30 @@ class Usage:
     num_draft_tokens: int
     num_accepted_draft_tokens: int
     releases: tuple[int, ...]
+    cached: bool = False  # the answer of an earlier request; nothing was decoded
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogProb:
+    """An emitted token's log-prob, and the most probable tokens of its position with theirs, best first."""
+
+    token_id: int
+    log_prob: float
+    top: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A piece of a stream.  The last one has a finish reason (stop | length | cancelled | error) and the usage."""
+    """A piece of a stream.  The last one has the usage and a finish reason (stop | length | cancelled | deadline |
+    error); ``error`` says why the answer is not whole.  ``log_probs``: one per token, empty unless asked for."""
 
     text: str
     token_ids: list[int]
     finish_reason: str | None = None
     usage: Usage | None = None
-    error: str | None = None
+    error: AdaptiveSpecError | None = None
+    log_probs: tuple[TokenLogProb, ...] = ()
+    index: int = 0  # which of the request's choices
 
 
 @dataclass(slots=True)
@@ -70,6 +88,10 @@ class Slot:
         return len(self.request.prompt_ids)
 
     @property
+    def deadline(self) -> float:
+        return deadline_of(self.request, self.submitted)
+
+    @property
     def num_emitted(self) -> int:
         return len(self.tokens) - self.prompt_tokens
 
@@ -94,12 +116,23 @@ class Slot:
                 return kept
         return len(new_tokens)
 
-    def send(self, kept: list[int]) -> None:
+    def send(self, kept: list[int], log_probs: tuple[TokenLogProb, ...] = ()) -> None:
         """Stream what this step added; with the finish reason and usage when it was the last."""
         if self.first_token is None and kept:
             self.first_token = time.perf_counter()
         final = self.finish_reason is not None
-        self.emit(Delta(self.text.take(final=final), kept, self.finish_reason, self.usage() if final else None))
+        usage = self.usage() if final else None
+        self.emit(Delta(self.text.take(final=final), kept, self.finish_reason, usage, log_probs=log_probs))
+
+    def end(self, reason: str, error: AdaptiveSpecError | None = None) -> None:
+        """Stream the last delta of a request that ends between two steps, with the text that was held back."""
+        self.finish_reason = reason
+        try:
+            rest = self.text.take(final=True)
+        except Exception:
+            logger.exception("the last text of request %s is lost", self.request.request_id)
+            rest = ""
+        self.emit(Delta(rest, [], reason, self.usage(), error))
 
     def usage(self) -> Usage:
         return Usage(
@@ -114,7 +147,6 @@ class Slot:
     def finished(self) -> FinishedRequest:
         """The row of the requests table."""
         now = time.perf_counter()
-        fixed = self.request.params.chain_length
         return FinishedRequest(
             request_id=self.request.request_id,
             domain=self.request.domain,
@@ -129,7 +161,7 @@ class Slot:
             finished_at=datetime.now(UTC),
             time_to_first_token_seconds=(self.first_token or now) - self.submitted,
             decode_seconds=now - self.decode_started,
-            policy="policy" if fixed is None else "fixed" if fixed else "off",
+            policy=_policy(self.request),
         )
 
     def keep_targets(self, top_ids: torch.Tensor, top_log_probs: torch.Tensor, tail_mass: torch.Tensor) -> None:
@@ -155,3 +187,41 @@ class Slot:
             release=self.releases[-1] if self.releases else 0,
             at=datetime.now(UTC),
         )
+
+
+def undecoded(
+    request: Request, reason: str, submitted: float, *, completion_tokens: int = 0, release: int | None = None
+) -> FinishedRequest:
+    """The row of the requests table of a request that took no slot: it ended while it waited, or its answer was there.
+
+    Args:
+        release: the live one, of an answer out of the cache.
+    """
+    now = datetime.now(UTC)
+    return FinishedRequest(
+        request_id=request.request_id,
+        domain=request.domain,
+        prompt_tokens=len(request.prompt_ids),
+        completion_tokens=completion_tokens,
+        num_steps=0,
+        num_draft_tokens=0,
+        num_accepted_draft_tokens=0,
+        finish_reason=reason,
+        releases=() if release is None else (release,),
+        started_at=now,
+        finished_at=now,
+        time_to_first_token_seconds=time.perf_counter() - submitted,
+        decode_seconds=0.0,
+        policy=_policy(request) if release is None else "cache",
+    )
+
+
+def deadline_of(request: Request, submitted: float) -> float:
+    """When a request's time is up, on the clock of ``submitted``."""
+    seconds = request.params.deadline_seconds
+    return math.inf if seconds is None else submitted + seconds
+
+
+def _policy(request: Request) -> str:
+    fixed = request.params.chain_length
+    return "policy" if fixed is None else "fixed" if fixed else "off"

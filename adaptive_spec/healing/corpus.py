@@ -19,8 +19,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from adaptive_spec.core import Request, SamplingParams, Trace
-from adaptive_spec.decoding.decoder import Listeners
 from adaptive_spec.decoding.engine import Engine
+from adaptive_spec.decoding.listeners import Listeners
 from adaptive_spec.errors import ModelError
 from adaptive_spec.healing.recipe import Recipe
 from adaptive_spec.models.loading import ModelPair
@@ -57,7 +57,7 @@ class _Writer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._engine.call(lambda: self._engine.decoder.fail_all("enough is written")).result()
+        self._engine.call(lambda: self._engine.decoder.end_all("cancelled")).result()
         self._engine.stop()
 
     def next(self) -> list[Trace] | None:

@@ -45,6 +45,11 @@ class DraftWeights:
         """The draft that serves a domain."""
         return self.own.get(domain, self.shared)
 
+    @property
+    def head(self) -> nn.Module | None:
+        """What stands in for the draft's head: the rows of the trimmed vocabulary."""
+        return None if self.trimmed is None else self.trimmed.head
+
     @torch.no_grad()
     def merge(
         self, deltas: Deltas, own: Mapping[str, Deltas] | None = None, vocabulary: Sequence[int] | None = None

@@ -21,6 +21,7 @@ class DomainStatistics:
     num_spec_steps: steps that drafted at least one token.  num_emitted_tokens: of all steps, drafting or not.
     mean_acceptance_length: 1 + accepted / spec steps.  acceptance_per_position: accepted / reached.
     expected_acceptance: mean over reached positions of sum of min(target, draft).
+    num_cached_requests: answered out of the cache; no other number counts them.
     tokens_per_second: completion tokens / decode seconds, over finished requests.
     """
 
@@ -30,6 +31,7 @@ class DomainStatistics:
     num_draft_tokens: int
     num_accepted_draft_tokens: int
     num_emitted_tokens: int
+    num_cached_requests: int
     draft_acceptance_rate: float
     mean_acceptance_length: float
     acceptance_per_position: tuple[float, ...]
@@ -69,14 +71,15 @@ def domain_statistics(
     policy: str | None = None,
     drafter: str | None = None,
 ) -> list[DomainStatistics]:
-    """Return one entry per domain with at least one step, sorted by domain.
+    """Return one entry per domain with at least one step or cached answer, sorted by domain.
 
     Args:
         domain: only this one.
         release: only steps of this release; the speed then counts requests that it alone served.
         since: only steps and finishes at or after this time.
-        policy: only requests that ran under "policy", "fixed" or "off"; leaves out requests still running.
-        drafter: only steps whose chain "model" or "ngram" proposed; the speed is of whole requests all the same.
+        policy: only requests under "policy", "fixed", "off" or "cache"; leaves out requests still running.
+        drafter: only steps whose chain "model" or "ngram" proposed, which leaves out cached answers; the speed is of
+            whole requests all the same.
     """
     with database.session_scope(read_only=True) as session:
         steps = _steps(domain, release, since, policy, drafter)
@@ -85,7 +88,13 @@ def domain_statistics(
             sums[row.domain].add(row)
         num_requests = {row[0]: int(row[1]) for row in session.execute(_request_counts(steps))}
         speeds = {row[0]: float(row[1]) for row in session.execute(_speeds(domain, release, since, policy))}
-    return [_statistics(name, sums[name], num_requests[name], speeds.get(name)) for name in sorted(sums)]
+        cached: Counter[str] = Counter()
+        if drafter is None:
+            cached.update({row[0]: int(row[1]) for row in session.execute(_cached(domain, release, since, policy))})
+    return [
+        _statistics(name, sums[name], num_requests.get(name, 0), cached[name], speeds.get(name))
+        for name in sorted({*sums, *cached})
+    ]
 
 
 def request_series(database: Database, domain: str | None = None, limit: int = 500) -> list[dict[str, Any]]:
@@ -153,19 +162,37 @@ def _request_counts(conditions: list[Any]) -> Executable:
 
 def _speeds(domain: str | None, release: int | None, since: datetime | None, policy: str | None) -> Executable:
     speed = func.sum(RequestRow.completion_tokens) * 1.0 / func.sum(RequestRow.decode_seconds)
-    query = select(RequestRow.domain, speed).where(RequestRow.decode_seconds > 0).group_by(RequestRow.domain)
+    conditions = _requests(domain, release, since, policy)
+    return (
+        select(RequestRow.domain, speed).where(RequestRow.decode_seconds > 0, *conditions).group_by(RequestRow.domain)
+    )
+
+
+def _cached(domain: str | None, release: int | None, since: datetime | None, policy: str | None) -> Executable:
+    conditions = _requests(domain, release, since, policy)
+    return (
+        select(RequestRow.domain, func.count())
+        .where(RequestRow.policy == "cache", *conditions)
+        .group_by(RequestRow.domain)
+    )
+
+
+def _requests(domain: str | None, release: int | None, since: datetime | None, policy: str | None) -> list[Any]:
+    conditions: list[Any] = []
     if domain is not None:
-        query = query.where(RequestRow.domain == domain)
+        conditions.append(RequestRow.domain == domain)
     if release is not None:
-        query = query.where(RequestRow.first_release == release, RequestRow.last_release == release)
+        conditions += [RequestRow.first_release == release, RequestRow.last_release == release]
     if since is not None:
-        query = query.where(RequestRow.finished_at >= since)
+        conditions.append(RequestRow.finished_at >= since)
     if policy is not None:
-        query = query.where(RequestRow.policy == policy)
-    return query
+        conditions.append(RequestRow.policy == policy)
+    return conditions
 
 
-def _statistics(domain: str, sums: _Sums, num_requests: int, speed: float | None) -> DomainStatistics:
+def _statistics(
+    domain: str, sums: _Sums, num_requests: int, num_cached_requests: int, speed: float | None
+) -> DomainStatistics:
     accepted = sums.totals["num_accepted_draft_tokens"]
     return DomainStatistics(
         domain=domain,
@@ -174,6 +201,7 @@ def _statistics(domain: str, sums: _Sums, num_requests: int, speed: float | None
         num_draft_tokens=sums.totals["num_draft_tokens"],
         num_accepted_draft_tokens=accepted,
         num_emitted_tokens=sums.totals["num_emitted_tokens"],
+        num_cached_requests=num_cached_requests,
         draft_acceptance_rate=accepted / max(1, sums.totals["num_draft_tokens"]),
         mean_acceptance_length=1 + accepted / max(1, sums.totals["num_spec_steps"]),
         acceptance_per_position=tuple(sums.accepted[i] / sums.reached[i] for i in sorted(sums.reached)),

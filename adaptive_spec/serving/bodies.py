@@ -14,16 +14,15 @@ from adaptive_spec.core import DEFAULT_DOMAIN, Request, SamplingParams
 from adaptive_spec.errors import RequestError
 from adaptive_spec.settings import Settings
 
+MOST_CHOICES = 8
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions; a chat gets what the context leaves
 DOMAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,63}")
 # Parameters refused when they ask for something: name -> values that ask for nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
+    "top_logprobs": (0,),  # of completions
     "logit_bias": ({},),
     "tools": ([],),
     "functions": ([],),
@@ -63,7 +62,9 @@ class GenerationBody(_Body):
     """What both completion routes share."""
 
     model: str | None = None
+    n: int | None = Field(default=None, ge=1, le=MOST_CHOICES)
     max_tokens: int | None = Field(default=None, ge=1)
+    deadline_seconds: float | None = Field(default=None, gt=0)
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=-1)
@@ -96,11 +97,16 @@ class GenerationBody(_Body):
         """The limit the client set, None for the route's default."""
         return self.max_tokens
 
+    def wanted_logprobs(self) -> int | None:
+        """How many alternatives to list beside each token's log-prob, None for no log-probs."""
+        raise NotImplementedError
+
 
 class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
     prompt: str | list[int] | list[str] | list[list[int]]
+    logprobs: Annotated[int, Field(strict=True, ge=0, le=5)] | None = None
 
     def prompt_ids(self, tokenizer: Any) -> list[int]:
         """Tokenize the prompt."""
@@ -115,6 +121,9 @@ class CompletionBody(GenerationBody):
 
     def wanted_tokens(self) -> int | None:
         return self.max_tokens or COMPLETION_MAX_TOKENS
+
+    def wanted_logprobs(self) -> int | None:
+        return self.logprobs
 
 
 class Part(_Body):
@@ -141,6 +150,8 @@ class ChatBody(GenerationBody):
 
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
 
     def prompt_ids(self, tokenizer: Any) -> list[int]:
         """Write the messages through the model's chat template and tokenize them."""
@@ -155,6 +166,11 @@ class ChatBody(GenerationBody):
 
     def wanted_tokens(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
+
+    def wanted_logprobs(self) -> int | None:
+        if self.top_logprobs and not self.logprobs:
+            raise RequestError("top_logprobs needs logprobs: true. Set it, or leave top_logprobs out.")
+        return self.top_logprobs or 0 if self.logprobs else None
 
 
 def to_request(
@@ -198,6 +214,9 @@ def _params(body: GenerationBody, max_tokens: int) -> SamplingParams:
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
         seed=body.seed,
+        n=body.n or 1,
+        logprobs=body.wanted_logprobs(),
+        deadline_seconds=body.deadline_seconds,
         stop=tuple(text for text in stop if text),
         ignore_eos=body.ignore_eos,
         drafter=body.speculation.drafter,

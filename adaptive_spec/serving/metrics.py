@@ -22,11 +22,12 @@ logger = logging.getLogger(__name__)
 PREFIX = "adaptive_spec_"
 # Name without prefix and _total -> help.  Each is an attribute of DomainStatistics, summed per domain.
 DOMAIN_COUNTERS = {
-    "num_requests": "Finished requests.",
+    "num_requests": "Requests that were decoded.",
     "num_spec_steps": "Steps that drafted at least one token.",
     "num_draft_tokens": "Tokens proposed by the draft.",
     "num_accepted_draft_tokens": "Proposed tokens that the target kept.",
     "num_emitted_tokens": "Tokens emitted.",
+    "num_cached_requests": "Requests answered out of the cache, without decoding.",
 }
 DOMAIN_GAUGES = {
     "draft_acceptance_rate": "Accepted over proposed tokens, over all records.",
@@ -59,6 +60,7 @@ class ServiceCollector(Collector):
         yield _gauge("live_release", "Version of the release the decoder runs.", engine.release.version)
         yield _gauge("num_active_requests", "Requests being decoded.", engine.num_active)
         yield _gauge("request_queue_depth", "Requests waiting for a slot.", engine.queue_depth)
+        yield _counter("listener_failures", "Outcomes that a listener raised on.", engine.num_listener_failures)
         pause = engine.last_swap_seconds or 0.0
         yield _gauge("swap_pause_seconds", "How long decoding stood still in the last release swap.", pause)
 

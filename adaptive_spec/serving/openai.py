@@ -7,7 +7,7 @@ the control routes.  A client that goes away cancels its request.
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, Any
 
 import anyio
@@ -19,8 +19,9 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from adaptive_spec.core import Request
-from adaptive_spec.errors import AdaptiveSpecError
+from adaptive_spec.errors import AdaptiveSpecError, DecodingError
 from adaptive_spec.serving.bodies import ChatBody, CompletionBody, GenerationBody, to_request
+from adaptive_spec.serving.choices import ChatChoices, CompletionChoices, summary
 from adaptive_spec.serving.ports import Delta, Service, Stream, Usage
 from adaptive_spec.serving.problems import envelope, status_of
 
@@ -28,7 +29,8 @@ logger = logging.getLogger(__name__)
 
 Domain = Annotated[str | None, Header(alias="X-Domain")]
 SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-BROKEN = ("cancelled", "error")  # finish reasons that OpenAI clients do not know
+BROKEN = ("cancelled", "deadline", "error")  # finish reasons that OpenAI clients do not know
+UNFINISHED = "The request ended before its answer was whole. Send it again."
 
 
 def openai_router(service: Service) -> APIRouter:
@@ -54,11 +56,11 @@ def openai_router(service: Service) -> APIRouter:
 
     @router.post("/completions")
     async def completions(body: CompletionBody, http: HttpRequest, x_domain: Domain = None) -> Response:
-        return await _answer(service, body, x_domain, http, threads, _completion_choice, "text_completion")
+        return await _answer(service, body, x_domain, http, threads, CompletionChoices(service.tokenizer))
 
     @router.post("/chat/completions")
     async def chat_completions(body: ChatBody, http: HttpRequest, x_domain: Domain = None) -> Response:
-        return await _answer(service, body, x_domain, http, threads, _message_choice, "chat.completion")
+        return await _answer(service, body, x_domain, http, threads, ChatChoices(service.tokenizer))
 
     return router
 
@@ -83,8 +85,7 @@ async def _answer(
     header_domain: str | None,
     http: HttpRequest,
     threads: anyio.CapacityLimiter,
-    choice: Callable[[str, str | None], dict[str, Any]],
-    kind: str,
+    choices: CompletionChoices | ChatChoices,
 ) -> Response:
     served = service.settings.model.target
     if body.model not in (None, "", served):
@@ -92,16 +93,15 @@ async def _answer(
         return JSONResponse(envelope(message, "not_found_error", "model_not_found", "model"), 404)
 
     def submit() -> tuple[Request, Stream]:
-        prefix = "chatcmpl" if kind == "chat.completion" else "cmpl"
-        request = to_request(body, header_domain, service.tokenizer, service.settings, prefix)
+        request = to_request(body, header_domain, service.tokenizer, service.settings, choices.prefix)
         return request, service.engine.submit(request)
 
     request, stream = await anyio.to_thread.run_sync(submit)
-    head = {"id": request.request_id, "object": kind, "created": int(time.time()), "model": served}
+    head = {"id": request.request_id, "object": choices.kind, "created": int(time.time()), "model": served}
     if body.stream:
-        parts = _chunks(stream, head, request, body, threads)
+        parts = _chunks(stream, {**head, "object": choices.chunk_kind}, request, body, threads, choices)
         return _EventStream(parts, stream)
-    return await _whole(stream, head, request, http, threads, choice)
+    return await _whole(stream, head, request, http, threads, choices)
 
 
 async def _whole(
@@ -110,27 +110,32 @@ async def _whole(
     request: Request,
     http: HttpRequest,
     threads: anyio.CapacityLimiter,
-    choice: Callable[[str, str | None], dict[str, Any]],
+    choices: CompletionChoices | ChatChoices,
 ) -> Response:
-    texts: list[str] = []
-    last: Delta | None = None
+    deltas: list[list[Delta]] = [[] for _ in range(request.params.n)]
     async with anyio.create_task_group() as group:
         group.start_soon(_cancel_when_gone, http, stream)
         try:
             async for delta in _deltas(stream, threads):
-                texts.append(delta.text)
-                last = delta
+                deltas[delta.index].append(delta)
+                if delta.finish_reason in BROKEN:
+                    return _failed(delta.error or DecodingError(UNFINISHED))
         except Exception as error:
             # Answered here: out of a task group it would arrive wrapped in an ExceptionGroup.
             return _failed(error)
         finally:
             group.cancel_scope.cancel()
-    if last is None or last.usage is None or last.finish_reason in (None, *BROKEN):
-        return JSONResponse(
-            envelope("The request ended before its answer was whole. Send it again.", "server_error"), 500
+    answers = [
+        choices.whole(
+            index,
+            "".join(delta.text for delta in own),
+            own[-1].finish_reason,
+            None if request.params.logprobs is None else [entry for delta in own for entry in delta.log_probs],
         )
-    answer = choice("".join(texts), last.finish_reason)
-    return JSONResponse({**head, "choices": [answer], "usage": usage(last.usage), **_speculation(request, last.usage)})
+        for index, own in enumerate(deltas)
+    ]
+    spent = [delta.usage for own in deltas for delta in own if delta.usage]
+    return JSONResponse({**head, "choices": answers, **summary(request, spent)})
 
 
 async def _chunks(
@@ -139,27 +144,28 @@ async def _chunks(
     request: Request,
     body: GenerationBody,
     threads: anyio.CapacityLimiter,
+    choices: CompletionChoices | ChatChoices,
 ) -> AsyncIterator[str]:
-    chat = head["object"] == "chat.completion"
-    if chat:
-        head = {**head, "object": "chat.completion.chunk"}
-        yield _event({**head, "choices": [_delta_choice("", None, first=True)]})
-    make = _delta_choice if chat else _completion_choice
-    spent: Usage | None = None
+    for index in range(request.params.n):
+        if (opening := choices.opening(index)) is not None:
+            yield _event({**head, "choices": [opening]})
+    spent: list[Usage] = []
     try:
         async for delta in _deltas(stream, threads):
             if delta.finish_reason in BROKEN:
-                yield _event(envelope("The request ended before its answer was whole. Send it again.", "server_error"))
+                yield _error_event(delta.error or DecodingError(UNFINISHED))
                 return
-            if delta.text or delta.finish_reason:
-                yield _event({**head, "choices": [make(delta.text, delta.finish_reason)]})
-            spent = delta.usage or spent
+            if delta.text or delta.finish_reason or delta.log_probs:
+                entries = None if request.params.logprobs is None else delta.log_probs
+                piece = choices.piece(delta.index, delta.text, delta.finish_reason, entries)
+                yield _event({**head, "choices": [piece]})
+            spent += [delta.usage] if delta.usage else []
     except Exception as error:
         # The status line is gone; an error event is all that is left, and clients raise on it.
-        yield _event(json.loads(bytes(_failed(error).body)))
+        yield _error_event(error)
         return
     if spent and body.stream_options and body.stream_options.include_usage:
-        yield _event({**head, "choices": [], "usage": usage(spent), **_speculation(request, spent)})
+        yield _event({**head, "choices": [], **summary(request, spent)})
     yield "data: [DONE]\n\n"
 
 
@@ -194,36 +200,8 @@ def _failed(error: Exception) -> JSONResponse:
     return JSONResponse(envelope("Internal error; see the service's log.", "server_error"), 500)
 
 
-def usage(spent: Usage) -> dict[str, Any]:
-    """The usage object; proposed tokens are reported as OpenAI reports predicted ones."""
-    return {
-        "prompt_tokens": spent.prompt_tokens,
-        "completion_tokens": spent.completion_tokens,
-        "total_tokens": spent.prompt_tokens + spent.completion_tokens,
-        "completion_tokens_details": {
-            "accepted_prediction_tokens": spent.num_accepted_draft_tokens,
-            "rejected_prediction_tokens": spent.num_draft_tokens - spent.num_accepted_draft_tokens,
-        },
-    }
-
-
-def _speculation(request: Request, spent: Usage) -> dict[str, Any]:
-    summary = {"domain": request.domain, "releases": list(spent.releases), "num_spec_steps": spent.num_steps}
-    return {"speculation": summary}
-
-
-def _completion_choice(text: str, reason: str | None) -> dict[str, Any]:
-    return {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}
-
-
-def _message_choice(text: str, reason: str | None) -> dict[str, Any]:
-    message = {"role": "assistant", "content": text, "refusal": None}
-    return {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
-
-
-def _delta_choice(text: str, reason: str | None, first: bool = False) -> dict[str, Any]:
-    delta = {"role": "assistant", "content": ""} if first else {"content": text} if text else {}
-    return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
+def _error_event(error: Exception) -> str:
+    return _event(json.loads(bytes(_failed(error).body)))
 
 
 def _event(payload: dict[str, Any]) -> str:

@@ -28,6 +28,7 @@ th { color: var(--soft); font-weight: 500; }
 DOMAIN_COLUMNS = (
     ("domain", "Domain"),
     ("num_requests", "Requests"),
+    ("num_cached_requests", "Cached"),
     ("num_spec_steps", "Steps"),
     ("draft_acceptance_rate", "Acceptance rate"),
     ("mean_acceptance_length", "Tokens per step"),

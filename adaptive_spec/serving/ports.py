@@ -3,10 +3,11 @@
 Only what the routes use is listed, so that the routes are tested without loading a model.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from adaptive_spec.core import Release, Request
+from adaptive_spec.errors import AdaptiveSpecError
 from adaptive_spec.records.database import Database
 from adaptive_spec.settings import Settings
 
@@ -26,10 +27,24 @@ class Usage(Protocol):
     def num_accepted_draft_tokens(self) -> int: ...
     @property
     def releases(self) -> tuple[int, ...]: ...
+    @property
+    def cached(self) -> bool: ...
+
+
+class TokenLogProb(Protocol):
+    """A token's log-prob, and the most probable tokens of its position with theirs."""
+
+    @property
+    def token_id(self) -> int: ...
+    @property
+    def log_prob(self) -> float: ...
+    @property
+    def top(self) -> tuple[tuple[int, float], ...]: ...
 
 
 class Delta(Protocol):
-    """A piece of a completion.  ``finish_reason`` and ``usage`` come with the last one only."""
+    """A piece of a choice.  ``finish_reason`` and ``usage`` come with the choice's last one only, and ``error`` when it
+    is not whole."""
 
     @property
     def text(self) -> str: ...
@@ -37,6 +52,12 @@ class Delta(Protocol):
     def finish_reason(self) -> str | None: ...
     @property
     def usage(self) -> Usage | None: ...
+    @property
+    def error(self) -> AdaptiveSpecError | None: ...
+    @property
+    def log_probs(self) -> Sequence[TokenLogProb]: ...
+    @property
+    def index(self) -> int: ...
 
 
 class Stream(Protocol):
@@ -60,9 +81,11 @@ class Engine(Protocol):
     def num_active(self) -> int: ...
     @property
     def queue_depth(self) -> int: ...
+    @property
+    def num_listener_failures(self) -> int: ...
 
     def submit(self, request: Request) -> Stream:
-        """Queue a request; raises RequestError or BusyError."""
+        """Queue a request; raises RequestError, BusyError or UnavailableError."""
 
 
 class Writer(Protocol):
@@ -91,6 +114,9 @@ class Service(Protocol):
     def tokenizer(self) -> Any: ...
     @property
     def ready(self) -> bool: ...
+
+    def drain(self) -> None:
+        """Take no more requests; returns at once."""
 
     def retrain(self, trigger: str) -> int:
         """Start a run and return its id; raises RunError while one is active."""

@@ -12,11 +12,13 @@ from starlette.exceptions import HTTPException
 from adaptive_spec.errors import (
     AdaptiveSpecError,
     BusyError,
+    DeadlineError,
     NotEnoughDataError,
     RecordsError,
     ReleaseError,
     RequestError,
     RunError,
+    UnavailableError,
 )
 
 logger = logging.getLogger(__name__)
@@ -28,6 +30,8 @@ STATUS: tuple[tuple[type[AdaptiveSpecError], int, str], ...] = (
     (ReleaseError, 409, "conflict_error"),
     (RunError, 409, "conflict_error"),
     (RecordsError, 503, "service_unavailable_error"),
+    (UnavailableError, 503, "service_unavailable_error"),
+    (DeadlineError, 504, "timeout_error"),
 )
 TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 

@@ -150,3 +150,18 @@ def sparse_log_probs(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor
     top = logits.topk(min(top_k, logits.shape[-1]), dim=-1)
     log_probs = top.values - logits.logsumexp(-1, keepdim=True)
     return top.indices, log_probs, (1 - log_probs.exp().sum(-1)).clamp_min(0)
+
+
+def log_probs_of(logits: Tensor, tokens: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the log-probs of given tokens, and the most probable tokens with theirs.
+
+    Args:
+        logits: [positions, vocab], raw.
+        tokens: [positions].
+
+    Returns:
+        Log-probs [positions] float32, token ids [positions, top_k], their log-probs [positions, top_k] float32.
+    """
+    log_probs = logits.float().log_softmax(-1)
+    top = log_probs.topk(top_k, dim=-1)
+    return log_probs.gather(-1, tokens[:, None]).squeeze(-1), top.indices, top.values

@@ -3,14 +3,15 @@
 import random
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
 from adaptive_spec.calibration.cost import CostModel
 from adaptive_spec.core import FinishedRequest, Release, Request, SamplingParams, Step, StepCost, Thresholds, Trace
-from adaptive_spec.decoding.decoder import Listeners
 from adaptive_spec.decoding.engine import Engine
+from adaptive_spec.decoding.listeners import Listeners
 from adaptive_spec.errors import BusyError, ReleaseError, RequestError
 from adaptive_spec.models.loading import ModelPair
 from adaptive_spec.settings import DecoderSettings
@@ -226,7 +227,7 @@ def test_sampled_output_has_the_targets_distribution(
         Release(version=1, thresholds={"*": Thresholds(stop_below=stop_below, max_chain_length=3)}), {}
     ).result()
     prompt, runs = (10, 20, 30), 1500
-    params = [SamplingParams(max_tokens=3, temperature=0.8, top_k=5, seed=s, ignore_eos=True) for s in range(runs)]
+    params = [SamplingParams(max_tokens=4, temperature=0.8, top_k=5, seed=s, ignore_eos=True) for s in range(runs)]
     streams = [engine.submit(Request(str(s), prompt, p)) for s, p in enumerate(params)]
     samples = torch.tensor([stream.collect()[1] for stream in streams])
     engine.stop()
@@ -329,10 +330,10 @@ def test_a_prompt_that_cannot_be_prefilled_fails_alone(pair: ModelPair, monkeypa
     engine = Engine(pair, SETTINGS)
     prefill = engine.decoder.target_cache.prefill
 
-    def out_of_memory(row: int, tokens: list[int], start: int, stop: int, chunk: int) -> None:
+    def out_of_memory(row: int, tokens: list[int], *rest: Any, **named: Any) -> Any:
         if 99 in tokens:
             raise RuntimeError("out of memory")
-        prefill(row, tokens, start, stop, chunk)
+        return prefill(row, tokens, *rest, **named)
 
     monkeypatch.setattr(engine.decoder.target_cache, "prefill", out_of_memory)
     params = SamplingParams(max_tokens=20)

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from adaptive_spec.core import Release, Request, SamplingParams, Thresholds
-from adaptive_spec.decoding import decoder as decoder_module
+from adaptive_spec.decoding import verdict as verdict_module
 from adaptive_spec.decoding.engine import Engine
 from adaptive_spec.errors import ModelError, ReleaseError
 from adaptive_spec.models.loading import ModelPair, pair_of
@@ -131,7 +131,7 @@ def test_sampling_with_trimmed_vocabulary_and_optimal_stopping_has_the_targets_d
     engine.swap(release, {}, None, list(range(0, 258, 2))).result()
     engine.decoder.price(CostModel(StepCost(0.12, (1.0, 1.0, 1.0, 1.0), "cheap")))
     prompt, runs = (10, 20, 30), 1500
-    params = [SamplingParams(max_tokens=3, temperature=0.8, top_k=5, seed=s, ignore_eos=True) for s in range(runs)]
+    params = [SamplingParams(max_tokens=5, temperature=0.8, top_k=5, seed=s, ignore_eos=True) for s in range(runs)]
     streams = [engine.submit(Request(str(s), prompt, p)) for s, p in enumerate(params)]
     samples = torch.tensor([stream.collect()[1] for stream in streams])
     engine.stop()
@@ -157,7 +157,7 @@ def test_static_shapes_change_no_token_and_are_few(
         monkeypatch.setattr(cache, "_hidden", run)
     reads: list[int] = []
     steps: list[int] = []
-    step, read = engine.decoder.step, decoder_module.read
+    step, read = engine.decoder.step, verdict_module.read
 
     def counted(*tensors: Tensor) -> object:
         reads.append(len(tensors))
@@ -173,7 +173,7 @@ def test_static_shapes_change_no_token_and_are_few(
                 patch.setattr(Tensor, method, forbidden)
             step()
 
-    monkeypatch.setattr(decoder_module, "read", counted)
+    monkeypatch.setattr(verdict_module, "read", counted)
     monkeypatch.setattr(engine.decoder, "step", watched)
     engine.start()
     params = SamplingParams(max_tokens=40, chain_length=chain_length)
@@ -183,7 +183,7 @@ def test_static_shapes_change_no_token_and_are_few(
     for text, (_, tokens, last) in zip(prompts(8), outputs, strict=True):
         assert last.error is None
         assert tokens == greedy_of_target(pair, text, 40)
-    assert len(reads) == len(steps)
+    assert len(reads) == len(steps) + 8  # a prompt's first token is read too
     # Per model: a prefill chunk, what the draft has not seen, one drafted token, a verification with chain and without.
     assert {shape for _, shape, _ in shapes} <= {(3, 7), (3, 5), (3, 1)}
     assert {window for _, _, window in shapes} <= {128, 305 + 7 - 7 + 1}

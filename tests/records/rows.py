@@ -54,6 +54,7 @@ def make_finish(
     releases: tuple[int, ...] = (0,),
     decode_seconds: float = 2.0,
     policy: str = "policy",
+    finish_reason: str = "length",
     finished_after_seconds: float = 10.0,
 ) -> FinishedRequest:
     return FinishedRequest(
@@ -64,7 +65,7 @@ def make_finish(
         num_steps=num_steps,
         num_draft_tokens=num_draft_tokens,
         num_accepted_draft_tokens=num_accepted_draft_tokens,
-        finish_reason="length",
+        finish_reason=finish_reason,
         releases=releases,
         started_at=START,
         finished_at=START + timedelta(seconds=finished_after_seconds),

@@ -8,6 +8,7 @@ request b, step 1, release 1: drafted 0                                    accep
 spec steps 3, drafted 8, accepted 3, emitted 7; position 0: 2 of 3, position 1: 1 of 2; overlaps 3.0 over 5.
 """
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -92,3 +93,30 @@ def test_chains_of_one_drafter(example: Database) -> None:
     (model,) = domain_statistics(example, domain="code", drafter="model")
     assert (ngram.num_spec_steps, ngram.num_draft_tokens, ngram.num_accepted_draft_tokens) == (1, 2, 2)
     assert (model.num_spec_steps, model.num_draft_tokens, model.num_accepted_draft_tokens) == (3, 8, 3)
+
+
+def test_cached_answers_are_counted_apart(example: Database) -> None:
+    before = domain_statistics(example)
+    for number, domain in enumerate(["code", "code", "poems"]):
+        cached = make_finish(
+            f"cached-{number}",
+            domain=domain,
+            num_steps=0,
+            num_draft_tokens=0,
+            num_accepted_draft_tokens=0,
+            releases=(1,),
+            decode_seconds=0.0,
+            policy="cache",
+        )
+        record(example, cached)
+    code, law, poems = domain_statistics(example)
+    assert (code.num_cached_requests, law.num_cached_requests, poems.num_cached_requests) == (2, 0, 1)
+    assert [replace(code, num_cached_requests=0), law] == before
+    assert (poems.num_requests, poems.num_emitted_tokens, poems.tokens_per_second) == (0, 0, 0.0)
+    assert [row.num_cached_requests for row in domain_statistics(example, domain="code", release=0)] == [0]
+    assert [row.num_cached_requests for row in domain_statistics(example, policy="fixed")] == [0]
+    assert {row.domain: row.num_requests for row in domain_statistics(example, policy="cache")} == {
+        "code": 0,
+        "poems": 0,
+    }
+    assert all(row.num_cached_requests == 0 for row in domain_statistics(example, drafter="model"))

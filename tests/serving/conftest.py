@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from adaptive_spec.core import POOLED, Release, Request, Thresholds
-from adaptive_spec.errors import BusyError, ReleaseError, RunError
+from adaptive_spec.errors import AdaptiveSpecError, BusyError, ReleaseError, RunError
 from adaptive_spec.records import runs as run_records
 from adaptive_spec.records.database import Database
 from adaptive_spec.serving.app import create_app
@@ -34,6 +34,14 @@ class Usage:
     num_draft_tokens: int = 4
     num_accepted_draft_tokens: int = 2
     releases: tuple[int, ...] = (7,)
+    cached: bool = False
+
+
+@dataclass(frozen=True)
+class TokenLogProb:
+    token_id: int
+    log_prob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -42,14 +50,19 @@ class Delta:
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     usage: Usage | None = None
+    error: AdaptiveSpecError | None = None
+    log_probs: tuple[TokenLogProb, ...] = ()
+    index: int = 0
 
 
 class Stream:
-    """Plays the engine's script: texts are yielded, errors raised, None waits for the cancellation."""
+    """Plays the engine's script, each line for every choice: texts and deltas are yielded, errors raised, None waits
+    for the cancellation."""
 
-    def __init__(self, script: list[Any], prompt_tokens: int) -> None:
+    def __init__(self, script: list[Any], request: Request) -> None:
         self.script = script
-        self.usage = Usage(prompt_tokens)
+        self.num_choices = request.params.n
+        self.usage = Usage(len(request.prompt_ids))
         self.cancelled = threading.Event()
 
     def events(self) -> Iterator[Delta]:
@@ -60,8 +73,13 @@ class Stream:
                 assert self.cancelled.wait(10), "nobody cancelled the stream"
                 yield Delta("", finish_reason="cancelled", usage=self.usage)
                 return
-            yield Delta(item)
-        yield Delta("", finish_reason="stop", usage=self.usage)
+            delta = Delta(item) if isinstance(item, str) else item
+            for index in range(self.num_choices):
+                yield replace(delta, index=index)
+            if delta.finish_reason:
+                return
+        for index in range(self.num_choices):
+            yield Delta("", finish_reason="stop", usage=self.usage, index=index)
 
     def cancel(self) -> None:
         self.cancelled.set()
@@ -74,6 +92,7 @@ class Engine:
         self.last_swap_seconds = 0.25
         self.num_active = 1
         self.queue_depth = 2
+        self.num_listener_failures = 5
         self.script: list[Any] = ["Hel", "lo ", "wörld"]
         self.busy = False
         self.requests: list[Request] = []
@@ -83,7 +102,7 @@ class Engine:
         if self.busy:
             raise BusyError("The queue is full. Try again later.")
         self.requests.append(request)
-        self.streams.append(Stream(self.script, len(request.prompt_ids)))
+        self.streams.append(Stream(self.script, request))
         return self.streams[-1]
 
 
@@ -106,6 +125,9 @@ class Service:
     def set_token(self, token: str) -> None:
         server = self.settings.server.model_copy(update={"token": token})
         self.settings = self.settings.model_copy(update={"server": server})
+
+    def drain(self) -> None:
+        self.ready = False
 
     def retrain(self, trigger: str) -> int:
         if run_records.active_run(self.database) is not None:

@@ -8,7 +8,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from adaptive_spec.core import DEFAULT_DOMAIN
-from adaptive_spec.errors import ModelError
+from adaptive_spec.errors import DeadlineError, DecodingError, ModelError, UnavailableError
+from tests.serving.conftest import Delta, TokenLogProb, Usage
 
 CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hi"}]
@@ -37,7 +38,7 @@ def test_completion_answers_whole(client: TestClient, service: Any) -> None:
         "total_tokens": 5,
         "completion_tokens_details": {"accepted_prediction_tokens": 2, "rejected_prediction_tokens": 2},
     }
-    assert answer["speculation"] == {"domain": DEFAULT_DOMAIN, "releases": [7], "num_spec_steps": 1}
+    assert answer["speculation"] == {"domain": DEFAULT_DOMAIN, "releases": [7], "num_spec_steps": 1, "cached": False}
     assert service.engine.requests[0].params.max_tokens == 16
     assert answer["id"] == service.engine.requests[0].request_id
 
@@ -122,8 +123,13 @@ def test_completion_stream_has_no_usage_unless_asked(client: TestClient) -> None
         {"prompt": "x", "max_tokens": 64},
         {"prompt": "x", "max_tokens": 0},
         {"prompt": "x", "temperature": -1},
-        {"prompt": "x", "n": 2},
-        {"prompt": "x", "logprobs": 3},
+        {"prompt": "x", "n": 0},
+        {"prompt": "x", "n": 9},
+        {"prompt": "x", "n": 2, "best_of": 3},
+        {"prompt": "x", "logprobs": 6},
+        {"prompt": "x", "logprobs": True},
+        {"prompt": "x", "top_logprobs": 2},
+        {"prompt": "x", "deadline_seconds": 0},
         {"prompt": "x", "presence_penalty": 2.5},
         {"prompt": "x", "min_p": -0.1},
         {"prompt": "x", "repetition_penalty": 0},
@@ -158,6 +164,106 @@ def test_bad_chats_are_refused(client: TestClient, messages: Any) -> None:
 def test_parameters_that_ask_for_nothing_pass(client: TestClient) -> None:
     body = {"prompt": "x", "n": 1, "logprobs": None, "presence_penalty": 0.0, "user": "me", "tools": []}
     assert client.post("/v1/completions", json=body).status_code == 200
+
+
+def test_choices_of_one_request(client: TestClient, service: Any) -> None:
+    answer = client.post(CHAT, json={"messages": HELLO, "n": 3, "seed": 1}).json()
+    assert service.engine.requests[0].params.n == 3
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+    assert {choice["message"]["content"] for choice in answer["choices"]} == {"Hello wörld"}
+    assert answer["usage"]["prompt_tokens"] == len("<user>hi")
+    assert answer["usage"]["completion_tokens"] == 9
+    assert answer["speculation"]["num_spec_steps"] == 3
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", CHAT])
+def test_a_stream_of_choices_names_each(client: TestClient, path: str) -> None:
+    asked = {"messages": HELLO} if path == CHAT else {"prompt": "x"}
+    body = {**asked, "n": 2, "stream": True, "stream_options": {"include_usage": True}}
+    *chunks, last, _ = events(client.post(path, json=body).text)
+    texts, reasons = ["", ""], [[], []]
+    for (choice,) in (chunk["choices"] for chunk in chunks):
+        texts[choice["index"]] += choice["text"] if path != CHAT else choice["delta"].get("content", "")
+        reasons[choice["index"]].append(choice["finish_reason"])
+    assert texts == ["Hello wörld"] * 2
+    assert [own[-1] for own in reasons] == ["stop", "stop"] and not any(reasons[0][:-1])
+    assert last["usage"]["completion_tokens"] == 6
+    if path == CHAT:
+        assert [chunk["choices"][0]["delta"].get("role") for chunk in chunks[:2]] == ["assistant"] * 2
+
+
+SCRIPT = [
+    Delta("H", [72], log_probs=(TokenLogProb(72, -0.5, ((72, -0.5), (105, -1.5))),)),
+    Delta("i!", [105, 33], log_probs=(TokenLogProb(105, -3.0, ((33, -0.1), (72, -2.5))), TokenLogProb(33, -0.25))),
+]
+
+
+def test_logprobs_of_a_completion(client: TestClient, service: Any) -> None:
+    service.engine.script = SCRIPT
+    (choice,) = client.post("/v1/completions", json={"prompt": "x", "logprobs": 2}).json()["choices"]
+    assert service.engine.requests[0].params.logprobs == 2
+    wanted = {
+        "tokens": ["H", "i", "!"],
+        "token_logprobs": [-0.5, -3.0, -0.25],
+        "top_logprobs": [{"H": -0.5, "i": -1.5}, {"!": -0.1, "H": -2.5, "i": -3.0}, {"!": -0.25}],
+        "text_offset": [0, 1, 2],
+    }
+    assert choice["logprobs"] == wanted
+    *chunks, _ = events(client.post("/v1/completions", json={"prompt": "x", "logprobs": 2, "stream": True}).text)
+    parts = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+    assert {name: [value for part in parts for value in part[name]] for name in wanted} == wanted
+
+
+def test_logprobs_of_a_chat(client: TestClient, service: Any) -> None:
+    service.engine.script = SCRIPT
+    body = {"messages": HELLO, "logprobs": True, "top_logprobs": 2}
+    content = client.post(CHAT, json=body).json()["choices"][0]["logprobs"]["content"]
+    assert content[1] == {
+        "token": "i",
+        "logprob": -3.0,
+        "bytes": [105],
+        "top_logprobs": [
+            {"token": "!", "logprob": -0.1, "bytes": [33]},
+            {"token": "H", "logprob": -2.5, "bytes": [72]},
+        ],
+    }
+    *chunks, _ = events(client.post(CHAT, json={**body, "stream": True}).text)
+    parts = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+    assert [entry for part in parts if part for entry in part["content"]] == content
+    assert client.post(CHAT, json={"messages": HELLO}).json()["choices"][0]["logprobs"] is None
+    assert client.post(CHAT, json={"messages": HELLO, "top_logprobs": 2}).status_code == 400
+    assert client.post(CHAT, json={"messages": HELLO, "logprobs": True}).status_code == 200
+    assert [request.params.logprobs for request in service.engine.requests] == [2, 2, None, 0]
+
+
+@pytest.mark.parametrize(
+    ("reason", "error", "status", "kind"),
+    [
+        ("deadline", DeadlineError("Time was up. Raise it."), 504, "timeout_error"),
+        ("error", UnavailableError("No memory. Lower it."), 503, "service_unavailable_error"),
+        ("cancelled", UnavailableError("It stops. Go elsewhere."), 503, "service_unavailable_error"),
+        ("error", DecodingError("It broke. See the log."), 500, "server_error"),
+    ],
+)
+def test_an_answer_that_is_not_whole_says_why(
+    client: TestClient, service: Any, reason: str, error: Exception, status: int, kind: str
+) -> None:
+    service.engine.script = ["He", Delta("", finish_reason=reason, error=error)]
+    body = {"prompt": "x", "deadline_seconds": 2.5}
+    whole = client.post("/v1/completions", json=body)
+    assert whole.status_code == status
+    assert whole.json()["error"] == {"message": str(error), "type": kind, "param": None, "code": None}
+    assert service.engine.requests[0].params.deadline_seconds == 2.5
+    *_, last = events(client.post("/v1/completions", json={**body, "stream": True}).text)
+    assert last["error"] == whole.json()["error"]
+
+
+def test_a_cached_answer_says_so(client: TestClient, service: Any) -> None:
+    usage = Usage(1, 2, num_steps=0, num_draft_tokens=0, num_accepted_draft_tokens=0, cached=True)
+    service.engine.script = [Delta("Hi", [72, 105], finish_reason="length", usage=usage)]
+    answer = client.post("/v1/completions", json={"prompt": "x", "temperature": 0}).json()
+    assert answer["speculation"]["cached"] is True
+    assert answer["usage"]["completion_tokens"] == 2
 
 
 def test_unknown_model(client: TestClient) -> None:

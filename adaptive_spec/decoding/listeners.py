@@ -1,0 +1,48 @@
+"""Who hears of outcomes, and the guard that keeps a listener's faults out of decoding."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from adaptive_spec.core import FinishedRequest, Step, Trace
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """Who hears of outcomes.  ``trace_top_k`` 0 keeps no traces."""
+
+    on_step: Callable[[Step], None] = lambda _: None
+    on_finish: Callable[[FinishedRequest], None] = lambda _: None
+    on_trace: Callable[[Trace], None] = lambda _: None
+    trace_top_k: int = 0
+    trace_share: float = 1.0
+
+
+class GuardedListeners:
+    """Calls listeners.  One that raises is logged and counted, and decoding goes on."""
+
+    def __init__(self, listeners: Listeners) -> None:
+        self.trace_top_k = listeners.trace_top_k
+        self.trace_share = listeners.trace_share
+        self.num_failures = 0
+        self._listeners = listeners
+
+    def on_step(self, step: Step) -> None:
+        self._tell(self._listeners.on_step, step)
+
+    def on_finish(self, request: FinishedRequest) -> None:
+        self._tell(self._listeners.on_finish, request)
+
+    def on_trace(self, trace: Trace) -> None:
+        self._tell(self._listeners.on_trace, trace)
+
+    def _tell(self, listener: Callable[[Any], None], outcome: Any) -> None:
+        try:
+            listener(outcome)
+        except Exception as error:
+            self.num_failures += 1
+            # The traceback once: a listener that is broken raises on every step.
+            logger.error("a listener raised, its record is lost: %s", error, exc_info=self.num_failures == 1)
