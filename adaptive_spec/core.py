@@ -75,7 +75,10 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The outcome of one step of one request.  ``positions``: reached ones only, all accepted but the last."""
+    """The outcome of one step of one request.  ``positions``: reached ones only, all accepted but the last.
+
+    The first step of a request is its prefill: no chain, one token.
+    """
 
     request_id: str
     domain: str

@@ -204,7 +204,7 @@ def best_sides(cells: Sequence[Cell], count: int) -> list[str]:
 
 def _shortened(task: Task) -> Task:
     prompts = tuple(ids[-_WARM_UP_PROMPT:] for ids in task.prompts)
-    return replace(task, prompts=prompts, max_tokens=min(_WARM_UP_TOKENS, task.max_tokens))
+    return replace(task, prompts=prompts, max_tokens=min(_WARM_UP_TOKENS, task.max_tokens), warms_up=True)
 
 
 def _decoder(settings: Settings, side: OurSide) -> DecoderSettings:

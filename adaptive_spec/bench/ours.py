@@ -21,6 +21,7 @@ from adaptive_spec.records.writer import Writer
 from adaptive_spec.settings import DecoderSettings, RecordSettings, Settings
 
 _COST_CONTEXT_TOKENS = 256
+_POLICY_WARM_UP_TOKENS = 40  # enough chains to know how they fare
 T = TypeVar("T")
 
 
@@ -74,8 +75,9 @@ class OurRunner:
     def run(self, task: Task) -> Turn:
         """Submit all prompts at once and wait for all answers."""
         engine = self._engine(len(task.prompts), task.context_tokens)
+        learns = task.warms_up and self._side.chooses
         params = SamplingParams(
-            max_tokens=task.max_tokens,
+            max_tokens=max(_POLICY_WARM_UP_TOKENS, task.max_tokens) if learns else task.max_tokens,
             ignore_eos=task.ignore_eos,
             record=self._side.recorded,
             **self._side.params,
@@ -102,7 +104,11 @@ class OurRunner:
 
     def _engine(self, slots: int, context_tokens: int) -> Engine:
         if (slots, context_tokens) not in self._engines:
-            shape = {"slots": slots, "max_context_tokens": max(16, context_tokens)}
+            shape = {
+                "slots": slots,
+                "max_context_tokens": max(128, context_tokens + _POLICY_WARM_UP_TOKENS),
+                "prefix_cache_tokens": 0,  # rounds repeat their prompts
+            }
             engine = start_engine(self._pair, self._settings, {**shape, **self._side.decoder}, self._ear.listeners)
             cost, release = self._cost, self._release
             engine.call(lambda: engine.decoder.price(cost)).result()

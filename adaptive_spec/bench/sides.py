@@ -26,13 +26,19 @@ class OurSide:
     def speculates(self) -> bool:
         return self.params.get("chain_length") != 0
 
+    @property
+    def chooses(self) -> bool:
+        """Whether a length policy is at work, which must first see how chains fare."""
+        return "chain_length" not in self.params
+
 
 OURS = (
     OurSide(PLAIN, {"chain_length": 0}),
     OurSide("ours plain recorded", {"chain_length": 0}, recorded=True),
     OurSide("ours model fixed 2", {"drafter": "model", "chain_length": 2}),
     OurSide("ours model fixed 4", {"drafter": "model", "chain_length": 4}),
-    OurSide("ours model policy", {"drafter": "model"}),
+    OurSide("ours model threshold", {"drafter": "model"}, {"policy": "threshold"}),
+    OurSide("ours model stopping", {"drafter": "model"}, {"policy": "stopping"}),
     OurSide("ours ngram", {"drafter": "ngram"}),
     OurSide("ours combined", {"drafter": "combined"}),
 )
@@ -49,6 +55,7 @@ class Task:
     max_tokens: int
     ignore_eos: bool
     context_tokens: int  # the most that any task of the workload needs
+    warms_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,10 @@ class Engine:
         return len(self._waiting)
 
     @property
+    def num_recalled_tokens(self) -> int:
+        return self.decoder.prefixes.num_recalled
+
+    @property
     def num_listener_failures(self) -> int:
         return self.decoder.listeners.num_failures
 

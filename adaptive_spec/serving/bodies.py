@@ -42,12 +42,14 @@ class Speculation(BaseModel):
     """The extension field.
 
     drafter: None takes the decoder's.  chain_length: None follows the length policy, 0 turns speculation off.
+    adapter: the domain whose own adapter drafts; None takes the request's domain, "shared" the shared one.
     record: False keeps no trace and no output of this request.
     """
 
     model_config = ConfigDict(extra="forbid")
 
     drafter: Literal["model", "ngram", "combined"] | None = None
+    adapter: str | None = None
     chain_length: int | None = Field(default=None, ge=0)
     record: bool = True
 
@@ -220,6 +222,7 @@ def _params(body: GenerationBody, max_tokens: int) -> SamplingParams:
         stop=tuple(text for text in stop if text),
         ignore_eos=body.ignore_eos,
         drafter=body.speculation.drafter,
+        adapter=body.speculation.adapter,
         chain_length=body.speculation.chain_length,
         record=body.speculation.record,
     )

@@ -60,6 +60,7 @@ class ServiceCollector(Collector):
         yield _gauge("live_release", "Version of the release the decoder runs.", engine.release.version)
         yield _gauge("num_active_requests", "Requests being decoded.", engine.num_active)
         yield _gauge("request_queue_depth", "Requests waiting for a slot.", engine.queue_depth)
+        yield _counter("recalled_prompt_tokens", "Prompt tokens out of the prefix cache.", engine.num_recalled_tokens)
         yield _counter("listener_failures", "Outcomes that a listener raised on.", engine.num_listener_failures)
         pause = engine.last_swap_seconds or 0.0
         yield _gauge("swap_pause_seconds", "How long decoding stood still in the last release swap.", pause)

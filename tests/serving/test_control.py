@@ -112,6 +112,7 @@ def test_metrics(client: TestClient) -> None:
     assert "adaptive_spec_records_queue_depth 4.0" in text
     assert "adaptive_spec_live_release 7.0" in text
     assert "adaptive_spec_listener_failures_total 5.0" in text
+    assert "adaptive_spec_recalled_prompt_tokens_total 96.0" in text
     assert "adaptive_spec_swap_pause_seconds 0.25" in text
     assert "adaptive_spec_database_up 1.0" in text
     assert "# TYPE adaptive_spec_num_spec_steps_total counter" in text
