@@ -73,7 +73,7 @@ def no_chains(rows: int, device: torch.device, vocab_size: int | None) -> Chains
 class _Plan:
     """What was decided for each row before the first token is drawn."""
 
-    floors: list[list[float]]  # empty: the model does not draft
+    floors: list[tuple[float, ...]]  # empty: the model does not draft
     matches: list[Match]
     explored: list[bool]
     fair: list[bool]  # the model drafts a length that was fixed beforehand
@@ -145,18 +145,18 @@ class Proposer:
             by_model = match is NOTHING and slot.drafter != "ngram"
             floors = self._floors(slot, room, cost) if free else fixed_floors(room)
             plan.matches.append(match)
-            plan.floors.append(floors if by_model else [])
+            plan.floors.append(floors if by_model else ())
             plan.explored.append(explores and fixed is None)
             plan.fair.append(by_model and not free)
         return plan
 
-    def _floors(self, slot: Slot, room: int, cost: StepCost | None) -> list[float]:
+    def _floors(self, slot: Slot, room: int, cost: StepCost | None) -> tuple[float, ...]:
         survival = self._survival(slot.request.domain)
         if self.settings.policy == "stopping" and cost and survival:
             floors = stopping_floors(survival, cost, room)
         else:
             floors = threshold_floors(self.release.for_domain(slot.request.domain), room)
-        return floors if floors and floors[0] <= 1 else []  # every chain begins at reach 1
+        return floors if floors and floors[0] <= 1 else ()  # every chain begins at reach 1
 
     def _explores(self, slots: list[Slot]) -> bool:
         """Whether this step drafts at full length regardless of the policy.
@@ -209,7 +209,7 @@ class Proposer:
         return Chains(ids, lengths, confidences, probs, plan.explored, plan.fair, plan.matches, 0.0)
 
     def _draw(
-        self, slots: list[Slot], chains: Chains, floors: list[list[float]], processing: Processing | None
+        self, slots: list[Slot], chains: Chains, floors: list[tuple[float, ...]], processing: Processing | None
     ) -> None:
         """Let the draft model propose, token by token, for the rows that have floors."""
         device, width = self._device, chains.ids.shape[1]

@@ -10,6 +10,7 @@ drawn token still meets rejection sampling against the distribution it was drawn
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -29,18 +30,19 @@ def calibrated_confidence(confidence: Tensor, temperature: Tensor) -> Tensor:
     return torch.where(temperature == 1, confidence, (clipped.logit() / temperature).sigmoid())
 
 
-def fixed_floors(length: int) -> list[float]:
+def fixed_floors(length: int) -> tuple[float, ...]:
     """Exactly ``length`` tokens."""
-    return [0.0] * length
+    return (0.0,) * length
 
 
-def threshold_floors(thresholds: Thresholds, longest: int) -> list[float]:
+def threshold_floors(thresholds: Thresholds, longest: int) -> tuple[float, ...]:
     """At least one token, then on while the reach is at least the threshold (SpecDec++, arXiv 2405.19715)."""
     length = min(thresholds.max_chain_length, longest)
-    return [0.0 if index == 0 else thresholds.stop_below for index in range(length)]
+    return tuple(0.0 if index == 0 else thresholds.stop_below for index in range(length))
 
 
-def stopping_floors(survival: Sequence[float], cost: StepCost, longest: int) -> list[float]:
+@lru_cache(maxsize=4096)  # asked for every row of every step, answered anew when counts or rows change
+def stopping_floors(survival: tuple[float, ...], cost: StepCost, longest: int) -> tuple[float, ...]:
     """Optimal stopping: draw the next token while some longer chain is worth its time.
 
     Time is worth ``rate``, the goodput of the best fixed length on this curve.  With i tokens drawn at reach r, going
@@ -64,7 +66,7 @@ def stopping_floors(survival: Sequence[float], cost: StepCost, longest: int) -> 
             gain = _gain(survival, drawn, n)
             ratios.append(rate * seconds / gain if gain > 0 else NEVER)
         floors.append(min(ratios))
-    return floors
+    return tuple(floors)
 
 
 def _gain(survival: Sequence[float], start: int, stop: int) -> float:

@@ -5,14 +5,15 @@ before it went on, positions reached are no fair sample.
 """
 
 _ENOUGH = 16  # chains; with fewer nothing is known
+_MEMORY = 512  # chains; then all counts are halved, so that what is counted follows the traffic
 
 
 class SurvivalCounter:
     """P(position accepted | reached), by position."""
 
     def __init__(self) -> None:
-        self._reached: list[int] = []
-        self._accepted: list[int] = []
+        self._reached: list[float] = []
+        self._accepted: list[float] = []
 
     def add(self, chain_length: int, num_accepted: int) -> None:
         """Count one chain of a length that was fixed beforehand."""
@@ -22,6 +23,9 @@ class SurvivalCounter:
         for position in range(min(num_accepted + 1, chain_length)):
             self._reached[position] += 1
             self._accepted[position] += position < num_accepted
+        if self._reached and self._reached[0] >= _MEMORY:
+            self._reached = [count / 2 for count in self._reached]
+            self._accepted = [count / 2 for count in self._accepted]
 
     def curve(self) -> tuple[float, ...]:
         """Return the survival of each position; those that hardly any chain reached live as the one before.

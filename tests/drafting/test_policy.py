@@ -15,22 +15,22 @@ CHEAP = StepCost(0.1, (1.0, 1.0, 1.0, 1.0, 1.0), "draft a tenth of a step, verif
 
 
 def test_thresholds_draw_one_token_before_they_compare() -> None:
-    assert threshold_floors(Thresholds(stop_below=0.3, max_chain_length=3), 8) == [0.0, 0.3, 0.3]
-    assert threshold_floors(Thresholds(max_chain_length=0), 8) == []
+    assert threshold_floors(Thresholds(stop_below=0.3, max_chain_length=3), 8) == (0.0, 0.3, 0.3)
+    assert threshold_floors(Thresholds(max_chain_length=0), 8) == ()
 
 
 def test_stopping_floors_by_hand() -> None:
     """Two positions that live with 1/2: the best length is 2, at (1 + 0.75) / 1.2 tokens a second."""
-    floors = stopping_floors([0.5, 0.5], CHEAP, 4)
+    floors = stopping_floors((0.5, 0.5), CHEAP, 4)
     rate = 1.75 / 1.2
     assert floors[1] == pytest.approx(rate * 0.1 / 0.5)
     assert floors[0] == pytest.approx(min(rate * 0.1 / 0.5, rate * 0.2 / 0.75))
 
 
 def test_nothing_is_drafted_where_nothing_pays() -> None:
-    assert stopping_floors([0.05, 0.05], CHEAP, 4)[0] > 1
-    assert stopping_floors([0.0, 0.0], CHEAP, 4) == [math.inf, math.inf]
-    assert stopping_floors([], CHEAP, 4) == []
+    assert stopping_floors((0.05, 0.05), CHEAP, 4)[0] > 1
+    assert stopping_floors((0.0, 0.0), CHEAP, 4) == (math.inf, math.inf)
+    assert stopping_floors((), CHEAP, 4) == ()
 
 
 @given(
@@ -42,7 +42,7 @@ def test_the_first_token_is_drawn_exactly_where_a_fixed_length_pays(
     survival: list[float], draft: float, more: list[float]
 ) -> None:
     cost = StepCost(draft, tuple(itertools.accumulate([1.0, *more])), "any")
-    floors = stopping_floors(survival, cost, 4)
+    floors = stopping_floors(tuple(survival), cost, 4)
     if best_length(survival, cost, draft):
         assert floors[0] <= 1 + 1e-9
     else:
@@ -58,3 +58,12 @@ def test_survival_counts_what_was_reached() -> None:
     assert counter.curve() == (1.0, 0.5, 1.0)
     counter.add(5, 5)
     assert counter.curve()[3:] == (1.0, 1.0)  # hardly reached: as the position before
+
+
+def test_survival_follows_traffic_that_changes() -> None:
+    counter = SurvivalCounter()
+    for _ in range(5000):
+        counter.add(1, 1)
+    for _ in range(1000):
+        counter.add(1, 0)
+    assert counter.curve()[0] < 0.2

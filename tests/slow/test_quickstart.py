@@ -42,7 +42,7 @@ def test_the_sampling_test_catches_a_draft_drawn_at_another_temperature(
     def sharpened(probs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
         return sample(probs**8, uniforms)  # temperature 1/8, verified as if it were 1
 
-    monkeypatch.setattr("adaptive_spec.decoding.decoder.sample", sharpened)
+    monkeypatch.setattr("adaptive_spec.decoding.propose.sample", sharpened)
     report = check_lossless(real_pair, num_prompts=32, seed=0)
     assert not report.passed and abs(report.z) > Z_LIMIT, report.to_dict()
     assert report.num_identical == 32
