@@ -45,6 +45,11 @@ class SamplingParams:
     record: bool = True  # False: statistics only, no trace is kept of this request
 
     @property
+    def greedy(self) -> bool:
+        """Temperatures so small that logits divided by them overflow are greedy too."""
+        return self.temperature < 1e-5
+
+    @property
     def penalises(self) -> bool:
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 

@@ -70,7 +70,7 @@ class Pipeline:
                 judgement.observations, self.cost, self.settings.calibration, self._longest, dict(live.thresholds)
             )
             self._tell(run_id, "publish")
-            release = self._publish(version, work, calibrations, report)
+            release = self._publish(version, work, calibrations, report, live)
             update_run(self.database, run_id, state="passed", release=version, report=report.to_dict())
             return release
         except GateRefused:
@@ -109,7 +109,7 @@ class Pipeline:
                 "cost": asdict(self.cost),
             },
             vocabulary=live.vocabulary,
-            domain_adapters={domain: Path(folder) for domain, folder in live.domain_adapters.items()},
+            domain_adapters=_folders(live),
         )
         publish(self.database, self.settings.releases.folder, version, {"kind": "calibration"}, reason="calibrated")
         self._record(fitted, version)
@@ -165,6 +165,7 @@ class Pipeline:
         work: Path,
         calibrations: Mapping[str, DomainCalibration],
         report: GateReport,
+        live: Release,
     ) -> Release:
         described = json.loads((work / REPORT_NAME).read_text())
         folder = self.settings.releases.folder
@@ -181,6 +182,7 @@ class Pipeline:
                 "gate": report.to_dict(),
             },
             vocabulary=described["vocabulary"],
+            domain_adapters=_folders(live),
         )
         release = publish(self.database, folder, version, report.to_dict(), hashes=self.hashes)
         self._record(calibrations, version)
@@ -192,3 +194,8 @@ class Pipeline:
 
     def _tell(self, run_id: int, phase: str) -> None:
         update_run(self.database, run_id, progress={"phase": phase})
+
+
+def _folders(live: Release) -> dict[str, Path]:
+    """The adapters of domains; they stand for themselves, so the next release carries them on."""
+    return {domain: Path(folder) for domain, folder in live.domain_adapters.items()}

@@ -6,56 +6,52 @@ The engine hands in two timers; this room only decides how often to call them an
 import math
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from sklearn.isotonic import IsotonicRegression
 
 from adaptive_spec.core import StepCost
 
+_SOME_LENGTHS = (0, 1, 3)  # of chains, timed in batches
 _CLIP = 3.0  # samples further than this many median absolute deviations from the median are dropped
 
 
 class CostModel:
     """The cost of a step by its number of rows.
 
-    Products are shared by all tokens of a step, so what counts is how many tokens there are.
-
     Args:
-        step: of one row, by chain length.
-        draft: (rows, seconds of drafting one token for each), ascending.
-        verify: (tokens, seconds of one target forward over them), ascending.
+        measured: the cost of a step of so many rows; 1 is there at least.
     """
 
-    def __init__(
-        self,
-        step: StepCost,
-        draft: Sequence[tuple[int, float]] = (),
-        verify: Sequence[tuple[int, float]] = (),
-    ) -> None:
-        self.step = step
-        self._draft = [(1, step.draft_seconds), *draft]
-        self._verify = [*enumerate(step.verify_seconds, start=1), *verify]
-        self._by_rows: dict[int, StepCost] = {1: step}
+    def __init__(self, measured: Mapping[int, StepCost]) -> None:
+        self._measured = dict(sorted(measured.items()))
+        self._found = dict(self._measured)
+
+    @property
+    def step(self) -> StepCost:
+        """Of one row."""
+        return self._measured[1]
 
     def at(self, rows: int) -> StepCost:
-        """The cost of a step of so many rows; between what was measured, and beyond it, on straight lines."""
-        if rows not in self._by_rows:
-            lengths = range(len(self.step.verify_seconds))
-            self._by_rows[rows] = StepCost(
-                _on_lines(rows, self._draft),
-                tuple(_on_lines(rows * (length + 1), self._verify) for length in lengths),
-                self.step.key.replace("batch=1", f"batch={rows}"),
+        """The cost of a step of so many rows; between what was measured on straight lines, beyond it as the last."""
+        if rows not in self._found:
+            batches = list(self._measured)
+            costs = list(self._measured.values())
+
+            def on_lines(values: Sequence[float]) -> float:
+                return float(np.interp(rows, batches, values))
+
+            self._found[rows] = StepCost(
+                on_lines([cost.draft_seconds for cost in costs]),
+                tuple(on_lines(seconds) for seconds in zip(*(c.verify_seconds for c in costs), strict=True)),
+                _keyed(self.step.key, rows),
             )
-        return self._by_rows[rows]
+        return self._found[rows]
 
 
-def _on_lines(at: int, points: Sequence[tuple[int, float]]) -> float:
-    xs, ys = zip(*points, strict=True)
-    if at <= xs[-1]:
-        return float(np.interp(at, xs, ys))
-    slope = max(0.0, (ys[-1] - ys[-2]) / (xs[-1] - xs[-2])) if len(xs) > 1 else 0.0
-    return float(ys[-1] + slope * (at - xs[-1]))
+def _keyed(key: str, rows: int) -> str:
+    return key.replace("batch=1", f"batch={rows}")
 
 
 def cost_key(
@@ -68,48 +64,50 @@ def cost_key(
 
 def measure_cost(
     time_draft: Callable[[int], float],
-    time_verify: Callable[[int], float],
+    time_verify: Callable[[int, int], float],
     max_chain_length: int,
     key: str,
     rows: int = 1,
     repeats: int = 5,
 ) -> CostModel:
-    """Measure drafting and verifying, for chains of 0 … ``max_chain_length`` and batches of 1 … ``rows``.
+    """Measure drafting and verifying, for chains of 0 … ``max_chain_length`` and batches of 1, 2, 4 … ``rows``.
 
     Each is timed ``repeats`` times after one warm-up; all take turns, so that a machine that slows down slows all of
-    them.  Outliers are dropped, medians taken, and verification made non-decreasing in tokens (isotonic fit), because
-    noise that makes a longer chain look cheaper would be exploited by the policies.
+    them.  Outliers are dropped, medians taken, and verification made non-decreasing in length (isotonic fit), because
+    noise that makes a longer chain look cheaper would be exploited by the policies.  Of batches only some lengths are
+    timed, the others are put on straight lines between.
 
     Args:
         time_draft: runs the draft for one token in each of so many rows; returns seconds.
-        time_verify: runs the target over a number of tokens; returns seconds.
+        time_verify: runs the target over so many rows with chains of that length; returns seconds.
 
     Raises:
         ValueError: ``repeats`` is not positive, or a timer returned something that is no positive time.
     """
     if repeats < 1:
         raise ValueError("repeats must be at least 1")
-    batches = _doubling(1, rows)
-    single = max_chain_length + 1
-    tokens = [*range(1, single), *_doubling(single, rows * single)]
+    every = range(max_chain_length + 1)
+    some = sorted({length for length in (*_SOME_LENGTHS, max_chain_length) if length <= max_chain_length})
+    lengths = {batch: list(every) if batch == 1 else some for batch in _doubling(rows)}
     rounds = [
-        [*(time_draft(count) for count in batches), *(time_verify(count) for count in tokens)]
+        {batch: [time_draft(batch), *(time_verify(batch, length) for length in lengths[batch])] for batch in lengths}
         for _ in range(repeats + 1)
     ][1:]
-    seconds = [_typical(list(samples)) for samples in zip(*rounds, strict=True)]
-    draft, verify = seconds[: len(batches)], np.asarray(seconds[len(batches) :])
-    monotone = [float(value) for value in IsotonicRegression().fit_transform(np.arange(len(verify)), verify)]
-    step = StepCost(draft[0], tuple(monotone[:single]), key)
-    more_draft = list(zip(batches, draft, strict=True))[1:]
-    more_verify = list(zip(tokens, monotone, strict=True))[single:]
-    return CostModel(step, more_draft, more_verify)
+    measured = {}
+    for batch, timed in lengths.items():
+        draft, *verify = (_typical(list(samples)) for samples in zip(*(round[batch] for round in rounds), strict=True))
+        monotone = IsotonicRegression().fit_transform(np.arange(len(verify)), np.asarray(verify))
+        seconds = tuple(float(value) for value in np.interp(every, timed, monotone))
+        measured[batch] = StepCost(draft, seconds, _keyed(key, batch))
+    return CostModel(measured)
 
 
-def _doubling(first: int, last: int) -> list[int]:
-    counts = [first]
-    while counts[-1] * 2 <= last:
+def _doubling(last: int) -> list[int]:
+    """1, 2, 4 … and the last itself."""
+    counts = [1]
+    while counts[-1] * 2 < last:
         counts.append(counts[-1] * 2)
-    return counts
+    return sorted({*counts, last})
 
 
 def _typical(samples: list[float]) -> float:

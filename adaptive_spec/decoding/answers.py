@@ -61,7 +61,7 @@ class AnswerCache:
         return put_and_hear
 
     def _concerns(self, request: Request) -> bool:
-        return self._max_tokens > 0 and request.params.temperature <= 0
+        return self._max_tokens > 0 and request.params.greedy
 
     def _add(self, request: Request, deltas: list[Delta]) -> None:
         answer = Answer(

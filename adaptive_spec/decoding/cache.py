@@ -145,14 +145,20 @@ class RaggedCache(Cache):
                 "a head (scaled or capped logits, for instance). Choose a model of another family."
             )
 
-    def _advance(self, rows: list[int], ids: Tensor, starts: list[int], model: PreTrainedModel) -> Tensor:
-        """Hidden states [rows, tokens, hidden]."""
+    def _advance(
+        self, rows: list[int], ids: Tensor, starts: list[int], model: PreTrainedModel, alone: bool = False
+    ) -> Tensor:
+        """Hidden states [rows, tokens, hidden].  alone: also where shapes are static, no other slots take part."""
         device, width = ids.device, ids.shape[1]
         self.longest = max(starts) + width
         if not self.static:
             self._place(rows, starts, width, device)
             return self._hidden(model.model, ids, self.positions, self._visible())
         self.longest = min(max(_LEAST_WINDOW, 1 << (self.longest - 1).bit_length()), self.capacity + width)
+        if alone:
+            self._place(rows, starts, width, device)
+            self.window = self.rows  # a tensor: which row it is must not become part of a compiled shape
+            return self._hidden(model.model, ids, self.positions, self._visible())
         asked, given = on_device(rows, device), dict(zip(rows, starts, strict=True))
         everyone = list(range(self.slots))
         self._place(everyone, [given.get(row, self.capacity) for row in everyone], width, device)
@@ -195,7 +201,7 @@ class RaggedCache(Cache):
             part = tokens[begin : min(begin + chunk, stop)]
             padding = [0] * (self.widest - len(part)) if self.static else []
             ids = on_device([part + padding], self.model.device)
-            hidden = self._advance([row], ids, [begin], model)[:, len(part) - 1]
+            hidden = self._advance([row], ids, [begin], model, alone=True)[:, len(part) - 1]
         return model.lm_head(hidden) if wants_logits and hidden is not None else None
 
     def copy(self, row: int, start: int, stop: int) -> Tensor:

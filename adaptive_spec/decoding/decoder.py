@@ -23,9 +23,10 @@ from adaptive_spec.decoding.failures import failure
 from adaptive_spec.decoding.listeners import GuardedListeners, Listeners
 from adaptive_spec.decoding.prefix import PrefixCache
 from adaptive_spec.decoding.propose import Chains, Proposer, no_chains
+from adaptive_spec.decoding.sampling import Sampling, sampling_of
 from adaptive_spec.decoding.slot import Delta, Slot, TokenLogProb
 from adaptive_spec.decoding.text import TextStream
-from adaptive_spec.decoding.verdict import Verdict, judge, processing_of
+from adaptive_spec.decoding.verdict import Verdict, judge
 from adaptive_spec.drafting.memory import longest_match
 from adaptive_spec.drafting.ngram import SuffixIndex
 from adaptive_spec.errors import AdaptiveSpecError, BusyError
@@ -61,14 +62,14 @@ class Decoder:
 
     def _cache(self, model: PreTrainedModel) -> RaggedCache:
         settings = self.settings
-        static = settings.static_shapes
+        device, compiled = self.pair.device.type != "cpu", settings.compile != "off"
         return RaggedCache(
             model,
             settings.slots,
             capacity=settings.max_context_tokens + settings.max_chain_length + 1,
             widest=max(settings.prefill_chunk_tokens, settings.max_chain_length + 1),
-            static=self.pair.device.type != "cpu" if static is None else static,
-            compile_mode=None if settings.compile == "off" else settings.compile,
+            static=device or compiled if settings.static_shapes is None else settings.static_shapes,
+            compile_mode=settings.compile if compiled else None,
         )
 
     @property
@@ -87,9 +88,8 @@ class Decoder:
         """Raise RequestError for a request that cannot be served as asked."""
         check_request(request, self.settings, self.pair.vocab_size)
 
-    @torch.inference_mode()
     def admit(self, request: Request, emit: Callable[[Delta], None], submitted: float) -> None:
-        """Give a request the next free row; what the prefix cache holds of its prompt is there at once."""
+        """Give a request the next free row."""
         seed = request.params.seed
         slot = Slot(
             request=request,
@@ -106,48 +106,49 @@ class Decoder:
         if slot.drafter != "model":
             slot.suffixes = SuffixIndex(self.settings.ngram_min_match, longest_match(self.settings))
             slot.suffixes.extend(slot.tokens)
-        slot.target_length = self.prefixes.recall(self.num_active, slot.tokens[:-1])
         self.filling.append(slot)
 
     @torch.inference_mode()
-    def fill(self) -> None:
-        """Prefill at most ``prefill_chunk_tokens`` prompt tokens, so that live rows never wait for a long prompt.
+    def fill(self, budget: int) -> int:
+        """Prefill at most ``budget`` tokens of the first prompt that is not whole; return how many it took.
 
         With the last of them comes the first token, and the row goes live.
         """
-        budget = self.settings.prefill_chunk_tokens
-        while self.filling and budget > 0:
-            slot, row = self.filling[0], len(self.slots)
-            began, start = time.perf_counter(), slot.target_length
-            stop = min(start + budget, len(slot.tokens))
-            whole = stop == len(slot.tokens)
-            logits = self.target_cache.prefill(row, slot.tokens, start, stop, budget, wants_logits=whole)
-            budget -= stop - start
-            slot.target_length = stop
-            if logits is None:
-                continue
-            self.prefixes.remember(row, slot.tokens)
-            processing = processing_of([slot], self.pair.device)
-            chains = no_chains(1, self.pair.device, None if processing is None else self.pair.vocab_size)
-            verdict = judge([slot], logits[:, None], chains, processing)
+        slot, row, began = self.filling[0], len(self.slots), time.perf_counter()
+        if not slot.target_length:
+            slot.target_length = self.prefixes.recall(row, slot.tokens[:-1])
+        start = slot.target_length
+        stop = min(start + budget, len(slot.tokens))
+        whole = stop == len(slot.tokens)
+        logits = self.target_cache.prefill(row, slot.tokens, start, stop, budget, wants_logits=whole)
+        slot.target_length = stop
+        if logits is not None:
+            sampling = self._sampling([slot])
+            chains = no_chains(1, self.pair.device, None if sampling is None else self.pair.vocab_size)
+            verdict = judge([slot], logits[:, None], chains, sampling)
             self.slots.append(self.filling.pop(0))
+            self._remember(row, slot.tokens[:stop])
             self._emit([slot], chains, verdict, time.perf_counter() - began)
             if slot.finish_reason:
                 self._leave(row)
+        return stop - start
 
     @torch.inference_mode()
     def step(self) -> None:
         """Run one step for every live row."""
-        processing = processing_of(self.slots, self.pair.device)
-        chains = self.proposer.propose(self.slots, processing)
+        sampling = self._sampling(self.slots)
+        chains = self.proposer.propose(self.slots, sampling)
         began = time.perf_counter()
         last = on_device([[slot.tokens[-1]] for slot in self.slots], self.pair.device)
         rows, starts = list(range(len(self.slots))), [slot.target_length for slot in self.slots]
         logits = self.target_cache.forward(rows, torch.cat([last, chains.ids], dim=1), starts)
-        verdict = judge(self.slots, logits, chains, processing)
+        verdict = judge(self.slots, logits, chains, sampling)
         self._emit(self.slots, chains, verdict, time.perf_counter() - began)
         for row in reversed([row for row, slot in enumerate(self.slots) if slot.finish_reason]):
             self._leave(row)
+
+    def _sampling(self, slots: list[Slot]) -> Sampling | None:
+        return sampling_of(slots, self.settings.max_chain_length, self.pair.device)
 
     def end(self, request_id: str, reason: str, error: AdaptiveSpecError | None = None) -> None:
         """End a request between two steps; no other row is touched."""
@@ -168,8 +169,14 @@ class Decoder:
             self.listeners.on_finish(slot.finished())
         self.slots.clear()
         self.filling.clear()
+        self.forget_prefixes()
+
+    def forget_prefixes(self) -> bool:
+        """Empty the prefix caches; tell whether they held anything."""
+        held = self.prefixes.num_tokens + self.proposer.prefixes.num_tokens > 0
         self.prefixes.forget()
         self.proposer.prefixes.forget()
+        return held
 
     def swap(
         self,
@@ -197,9 +204,10 @@ class Decoder:
         return self._timed(self.draft_cache, ids, self.proposer.weights.head)
 
     @torch.inference_mode()
-    def time_verify(self, num_tokens: int) -> float:
-        """Seconds of one target forward over so many tokens of one row.  Between steps, while no row is live."""
-        return self._timed(self.target_cache, torch.zeros(1, num_tokens, dtype=torch.long, device=self.pair.device))
+    def time_verify(self, rows: int, chain_length: int) -> float:
+        """Seconds of one target forward over so many rows with such chains.  Between steps, while no row is live."""
+        ids = torch.zeros(rows, chain_length + 1, dtype=torch.long, device=self.pair.device)
+        return self._timed(self.target_cache, ids)
 
     def _timed(self, cache: RaggedCache, ids: Tensor, head: torch.nn.Module | None = None) -> float:
         if self.num_active:
@@ -285,34 +293,38 @@ class Decoder:
         if row < hole:
             self._move(moved, hole, row)
             self.slots[row] = moved
-        if self.filling:
-            moved = self.filling.pop()
-            self._move(moved, hole + 1 + len(self.filling), hole)
-            self.filling.insert(0, moved)
+        for index, waiting in enumerate(self.filling):  # in order of arrival; few have begun
+            self._move(waiting, hole + 1 + index, hole + index)
 
     def _report(self, slot: Slot, row: int) -> None:
         """Tell of a request that has left, and remember what it said.  Its answer is out: what fails here is lost."""
         self.listeners.on_finish(slot.finished())
         if slot.finish_reason not in ("stop", "length"):
             return
+        self._remember(row, slot.tokens[: slot.target_length])
         try:
             if (trace := slot.trace()) is not None:
                 self.listeners.on_trace(trace)
-            self.prefixes.remember(row, slot.tokens[: slot.target_length])
             if slot.suffixes is not None and slot.request.params.record:
                 self.proposer.memories[slot.request.domain].store.add(slot.tokens[slot.prompt_tokens :])
         except Exception:
             logger.exception("request %s leaves no trace", slot.request.request_id)
 
+    def _remember(self, row: int, tokens: Sequence[int]) -> None:
+        try:
+            self.prefixes.remember(row, tokens)
+        except Exception:  # memory ran out: what is kept helps others, it must not cost this request
+            logger.exception("the prefix cache is emptied")
+            self.prefixes.forget()
+
     def _end_filling(self, index: int, reason: str, error: AdaptiveSpecError | None = None) -> None:
         slot = self.filling[index]
         slot.end(reason, error)
         self.listeners.on_finish(slot.finished())
-        moved = self.filling.pop()
-        if index < len(self.filling):
-            first = len(self.slots)
-            self._move(moved, first + len(self.filling), first + index)
-            self.filling[index] = moved
+        del self.filling[index]
+        first = len(self.slots)
+        for behind in range(index, len(self.filling)):
+            self._move(self.filling[behind], first + behind + 1, first + behind)
 
     def _move(self, slot: Slot, source: int, destination: int) -> None:
         self.target_cache.move(source, destination, slot.target_length)

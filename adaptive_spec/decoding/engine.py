@@ -19,7 +19,7 @@ from adaptive_spec.decoding.decoder import Decoder
 from adaptive_spec.decoding.failures import failure, is_out_of_memory
 from adaptive_spec.decoding.listeners import Listeners
 from adaptive_spec.decoding.queue import FairQueue
-from adaptive_spec.decoding.slot import Delta, Usage, undecoded
+from adaptive_spec.decoding.slot import Delta, Slot, Usage, undecoded
 from adaptive_spec.decoding.stream import Choice, Stream
 from adaptive_spec.errors import AdaptiveSpecError, BusyError, DeadlineError, RequestError, UnavailableError
 from adaptive_spec.models.loading import ModelPair
@@ -46,6 +46,7 @@ class Engine:
         self._jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._changed = threading.Condition()
         self._drained_by = math.inf  # finite once the engine stops: when the running requests are ended
+        self._ended = False  # nobody does jobs any more
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     @property
@@ -110,6 +111,8 @@ class Engine:
         with self._changed:
             if self.stopping:
                 raise UnavailableError(_STOPPING)
+            if len(new) > self.settings.queue_limit:
+                raise RequestError(f"n must not exceed the queue's limit of {self.settings.queue_limit} requests.")
             if new and len(self._waiting) + len(new) > self.settings.queue_limit:
                 raise BusyError(f"{len(self._waiting)} requests are waiting already; try again in a few seconds.")
             if any(choice.request.request_id in self._waiting for choice in new):
@@ -155,14 +158,26 @@ class Engine:
         return self.call(put_live)
 
     def call(self, job: Callable[[], Any]) -> "Future[Any]":
-        """Run a function on the engine thread between two steps."""
+        """Run a function on the engine thread between two steps; UnavailableError when there will be none."""
         future: Future[Any] = Future()
         with self._changed:
-            self._jobs.append((job, future))
-            self._changed.notify()
+            if self._ended:
+                future.set_exception(UnavailableError(_STOPPING))
+            else:
+                self._jobs.append((job, future))
+                self._changed.notify()
         return future
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except BaseException:
+            logger.critical("the engine's thread ends; nothing can be decoded any more", exc_info=True)
+            raise
+        finally:
+            self._finish()
+
+    def _serve(self) -> None:
         while True:
             with self._changed:
                 while not (self._jobs or self._waiting or self.decoder.num_active or self.stopping):
@@ -171,7 +186,6 @@ class Engine:
             if self.stopping:
                 self._refuse_waiting()
                 if not self.decoder.num_active or time.perf_counter() >= self._drained_by:
-                    self._finish()
                     return
             self._end_late()
             self._admit()
@@ -182,6 +196,8 @@ class Engine:
             jobs = list(self._jobs)
             self._jobs.clear()
         for job, future in jobs:
+            if not future.set_running_or_notify_cancel():
+                continue
             try:
                 future.set_result(job())
             except Exception as error:
@@ -213,30 +229,47 @@ class Engine:
                 self._end_undecoded(choice, "error", failure(error))
 
     def _advance(self) -> None:
-        if self.decoder.filling:
+        """Prefill so much that live rows never wait for a long prompt, then let them take a step."""
+        budget = self.settings.prefill_chunk_tokens
+        while self.decoder.filling and budget > 0:
+            first = self.decoder.filling[0]
             try:
-                self.decoder.fill()
+                budget -= self.decoder.fill(budget)
             except Exception as error:
-                request_id = self.decoder.filling[0].request.request_id
-                logger.exception("the prompt of request %s could not be prefilled", request_id)
-                self.decoder.end(request_id, "error", failure(error))
+                waits = any(slot is first for slot in self.decoder.filling)
+                self._end_failed(error, first if waits else None)
+                break
         if self.decoder.slots:
             try:
                 self.decoder.step()
             except Exception as error:
-                self._end_failed(error)
+                self._end_failed(error, None)
 
-    def _end_failed(self, error: Exception) -> None:
-        """End what a failed step must end: when memory ran out the youngest row makes room, else none can go on."""
-        if is_out_of_memory(error):
-            youngest = max(self.decoder.slots, key=lambda slot: slot.decode_started).request.request_id
-            logger.exception("memory ran out in a step; request %s is ended", youngest)
-            self.decoder.end(youngest, "error", failure(error))
-        else:
+    def _end_failed(self, error: Exception, filling: Slot | None) -> None:
+        """End what a failed forward must end.
+
+        When memory ran out, what the prefix caches hold goes first, then the request whose prompt was being filled or
+        the youngest one.  A prompt that fails in another way ends alone; after a step that does, none can go on.
+        """
+        if is_out_of_memory(error) and self.decoder.forget_prefixes():
+            logger.warning("memory ran out; the prefix caches are emptied and the step is tried again")
+            failure(error)  # frees what the device can spare
+            return
+        victim = filling
+        if victim is None and is_out_of_memory(error) and self.decoder.slots:
+            victim = max(self.decoder.slots, key=lambda slot: slot.decode_started)
+        if victim is None:
             logger.exception("a decoding step failed; its requests are ended with an error")
             self.decoder.end_all("error", failure(error))
+        else:
+            logger.exception("request %s is ended with an error", victim.request.request_id)
+            self.decoder.end(victim.request.request_id, "error", failure(error))
 
     def _finish(self) -> None:
+        """Answer everything that still waits for this thread; afterwards nothing is taken any more."""
+        with self._changed:
+            self._drained_by = -math.inf
+            self._ended = True
         self._refuse_waiting()
         self.decoder.end_all("cancelled", UnavailableError(_STOPPING))
         self._do_jobs()

@@ -18,7 +18,7 @@ from adaptive_spec.calibration.cost import CostModel
 from adaptive_spec.core import Release, StepCost
 from adaptive_spec.decoding.cache import RaggedCache
 from adaptive_spec.decoding.prefix import PrefixCache
-from adaptive_spec.decoding.sampling import penalised, uniforms
+from adaptive_spec.decoding.sampling import Sampling, penalised
 from adaptive_spec.decoding.slot import Slot
 from adaptive_spec.drafting.memory import Memories
 from adaptive_spec.drafting.ngram import NOTHING, Match
@@ -32,8 +32,10 @@ from adaptive_spec.drafting.policy import (
 )
 from adaptive_spec.models.weights import Deltas, DraftWeights
 from adaptive_spec.settings import DecoderSettings
-from adaptive_spec.verification.distribution import Processing, processed_probs, sample
+from adaptive_spec.verification.distribution import processed_probs, sample
 from adaptive_spec.verification.transfer import on_device
+
+_LEARNING_SHARE = 0.1  # of the chains of a domain of which nothing is known yet
 
 
 @dataclass(slots=True)
@@ -96,16 +98,16 @@ class Proposer:
         self._device = cache.model.device
         self._vocab_size = int(cache.model.config.vocab_size)
 
-    def propose(self, slots: list[Slot], processing: Processing | None) -> Chains:
-        """Draft for every row.  processing: None when every row is greedy."""
+    def propose(self, slots: list[Slot], sampling: Sampling | None) -> Chains:
+        """Draft for every row.  sampling: None when every row is greedy."""
         began = time.perf_counter()
         plan = self._plan(slots)
         width = max(len(match.chain) or len(floors) for match, floors in zip(plan.matches, plan.floors, strict=True))
         if self.cache.static and width:
             width = self.settings.max_chain_length
-        chains = self._empty(len(slots), width, plan, processing)
+        chains = self._empty(width, plan, sampling)
         if any(plan.floors):
-            self._draw(slots, chains, plan.floors, processing)
+            self._draw(slots, chains, plan.floors, sampling)
         if not self.cache.static:
             width = int(chains.lengths.max()) if width else 0
             chains.ids, chains.confidences = chains.ids[:, :width], chains.confidences[:, :width]
@@ -120,6 +122,7 @@ class Proposer:
             memory.acceptance.add(match.match_length, accepted, min(accepted + 1, length))
         elif chains.fair[row] and length:
             memory.survival.add(length, accepted)
+            self.memories.survival.add(length, accepted)
 
     def swap(
         self, release: Release, deltas: Deltas, own: Mapping[str, Deltas] | None, vocabulary: Sequence[int] | None
@@ -131,22 +134,23 @@ class Proposer:
         self.release = release
 
     def _plan(self, slots: list[Slot]) -> _Plan:
-        explores = self._explores(slots)
         cost = self.cost.at(len(slots)) if self.cost else None
+        everyone = self._random.random() < self._explore_share(cost)
         plan = _Plan([], [], [], [])
         for slot in slots:
             fixed = slot.request.params.chain_length
-            free = fixed is None and not explores
             room = max(0, min(self.settings.max_chain_length if fixed is None else fixed, slot.tokens_left - 1))
             match = self._match(slot, room)
+            by_model = match is NOTHING and slot.drafter != "ngram" and room > 0
+            explores = fixed is None and (everyone or (by_model and self._must_learn(slot.request.domain, cost)))
+            free = fixed is None and not explores
             if free and match.chain:
                 length = best_length([match.rate] * len(match.chain), cost)
                 match = replace(match, chain=match.chain[:length])
-            by_model = match is NOTHING and slot.drafter != "ngram"
             floors = self._floors(slot, room, cost) if free else fixed_floors(room)
             plan.matches.append(match)
             plan.floors.append(floors if by_model else ())
-            plan.explored.append(explores and fixed is None)
+            plan.explored.append(explores)
             plan.fair.append(by_model and not free)
         return plan
 
@@ -158,30 +162,34 @@ class Proposer:
             floors = threshold_floors(self.release.for_domain(slot.request.domain), room)
         return floors if floors and floors[0] <= 1 else ()  # every chain begins at reach 1
 
-    def _explores(self, slots: list[Slot]) -> bool:
-        """Whether this step drafts at full length regardless of the policy.
+    def _explore_share(self, cost: StepCost | None) -> float:
+        """The share of steps that draft at full length regardless of the policy, for the asked share of time.
 
-        One draw for all rows: a step costs what its longest chain costs, so exploring rows share a step.  The share is
-        of decoding time.  A domain of which nothing is known explores until something is.
+        Steps, not rows: a step costs what its longest chain costs, so rows explore together.
         """
-        free = [slot for slot in slots if slot.request.params.chain_length is None]
-        share, longest = self.settings.explore_share, self.settings.max_chain_length
-        if not free or not share or not longest:
+        share = self.settings.explore_share
+        if cost is None:
+            return share
+        longest = min(self.settings.max_chain_length, len(cost.verify_seconds) - 1)
+        return share * cost.verify_seconds[0] / (longest * cost.draft_seconds + cost.verify_seconds[longest])
+
+    def _must_learn(self, domain: str, cost: StepCost | None) -> bool:
+        """Whether a chain of this domain is to show how they fare.
+
+        While nothing at all is known every chain does; a domain that is served by what others showed, now and then.
+        """
+        wanted = self.settings.policy == "stopping" and cost is not None and self.settings.explore_share > 0
+        if not wanted or self._own_survival(domain):
             return False
-        by_survival = self.settings.policy == "stopping" and self.cost is not None
-        if by_survival and any(s.drafter != "ngram" and not self._survival(s.request.domain) for s in free):
-            return True
-        if self.cost:
-            cost = self.cost.at(len(slots))
-            plain = cost.verify_seconds[0]
-            longest = min(longest, len(cost.verify_seconds) - 1)
-            share *= plain / (longest * cost.draft_seconds + cost.verify_seconds[longest])
-        return self._random.random() < share
+        return not self.memories.survival.curve() or self._random.random() < _LEARNING_SHARE
+
+    def _own_survival(self, domain: str) -> tuple[float, ...]:
+        """The domain's survival curve: as counted here, else as the release was calibrated; empty: not known."""
+        return self.memories[domain].survival.curve() or self.release.for_domain(domain).survival
 
     def _survival(self, domain: str) -> tuple[float, ...]:
-        """The domain's survival curve: as counted here, else as the release was calibrated; empty: not known."""
-        counted = self.memories[domain].survival.curve()
-        return counted or self.release.for_domain(domain).survival
+        """The same, or that of all domains."""
+        return self._own_survival(domain) or self.memories.survival.curve()
 
     def _match(self, slot: Slot, room: int) -> Match:
         """The n-gram chain of a row, NOTHING where the model is to draft or nothing matches."""
@@ -191,14 +199,14 @@ class Proposer:
         trusted = slot.drafter == "ngram" or match.match_length >= self.settings.ngram_trusted_match
         return match if trusted else NOTHING
 
-    def _empty(self, rows: int, width: int, plan: _Plan, processing: Processing | None) -> Chains:
+    def _empty(self, width: int, plan: _Plan, sampling: Sampling | None) -> Chains:
         """Chains with the n-gram ones filled in."""
-        device = self._device
+        device, rows = self._device, len(plan.matches)
         padded = [[*match.chain, *[0] * (width - len(match.chain))] for match in plan.matches]
         ids = on_device(padded, device, torch.long).view(rows, width)
         lengths = on_device([len(match.chain) for match in plan.matches], device)
         confidences = torch.zeros(rows, width, device=device)
-        probs = None if processing is None else torch.zeros(rows, width, self._vocab_size, device=device)
+        probs = None if sampling is None else torch.zeros(rows, width, self._vocab_size, device=device)
         for row, match in enumerate(plan.matches):
             if not match.chain:
                 continue
@@ -209,7 +217,7 @@ class Proposer:
         return Chains(ids, lengths, confidences, probs, plan.explored, plan.fair, plan.matches, 0.0)
 
     def _draw(
-        self, slots: list[Slot], chains: Chains, floors: list[tuple[float, ...]], processing: Processing | None
+        self, slots: list[Slot], chains: Chains, floors: list[tuple[float, ...]], sampling: Sampling | None
     ) -> None:
         """Let the draft model propose, token by token, for the rows that have floors."""
         device, width = self._device, chains.ids.shape[1]
@@ -225,7 +233,7 @@ class Proposer:
                 if not rows:
                     return
             at = on_device(rows, device)
-            tokens, tops, probs = self._next([slots[row] for row in rows], rows, chains.ids, position, processing)
+            tokens, tops, probs = self._next([slots[row] for row in rows], rows, chains.ids, position, sampling)
             counts = going[at]
             chains.ids[at, position] = tokens
             chains.confidences[at, position] = tops
@@ -235,25 +243,25 @@ class Proposer:
             reach[at] *= calibrated_confidence(tops, temperature[at])
 
     def _next(
-        self, slots: list[Slot], rows: list[int], ids: Tensor, position: int, processing: Processing | None
+        self, slots: list[Slot], rows: list[int], ids: Tensor, position: int, sampling: Sampling | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """The next token of some rows, the draft's top probability, and the distribution if it was drawn from one."""
         trimmed = self.weights.trimmed
         logits = self._logits(slots, rows, ids, position)
         tops = logits.float().softmax(-1).amax(-1)
-        plain = processing is None and not any(slot.request.params.penalises for slot in slots)
+        plain = sampling is None and not any(slot.request.params.penalises for slot in slots)
         if plain:
             tokens = logits.argmax(-1)
             return tokens if trimmed is None else trimmed.token_ids[tokens], tops, None
         if trimmed is not None:
             everywhere = logits.new_full((len(rows), self._vocab_size), -torch.inf)
             logits = everywhere.index_copy(1, trimmed.token_ids, logits)
-        drawn_before = ids[on_device(rows, self._device), :position]
-        logits = penalised(slots, logits[:, None], drawn_before, position)
-        if processing is None:
+        at = on_device(rows, self._device)
+        logits = penalised(slots, logits[:, None], ids[at, :position], position)
+        if sampling is None:
             return logits[:, 0].argmax(-1), tops, None
-        probs = processed_probs(logits, processing.rows(on_device(rows, self._device)))[:, 0]
-        return sample(probs, uniforms(slots, self._device)), tops, probs
+        probs = processed_probs(logits, sampling.processing.rows(at))[:, 0]
+        return sample(probs, sampling.draft[at, position]), tops, probs
 
     def _logits(self, slots: list[Slot], rows: list[int], ids: Tensor, position: int) -> Tensor:
         """Draft logits [rows, tokens of the head]; feeds whatever the draft has not seen yet.

@@ -1,10 +1,12 @@
 """What the requests of a batch make of logits: penalties, processing, and the uniforms they draw with."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from adaptive_spec.decoding.slot import Slot
-from adaptive_spec.verification.distribution import penalised_logits
+from adaptive_spec.verification.distribution import Processing, penalised_logits
 from adaptive_spec.verification.transfer import on_device
 
 
@@ -38,9 +40,29 @@ def penalised(slots: list[Slot], logits: Tensor, chain: Tensor, first: int) -> T
     return logits
 
 
-def uniforms(slots: list[Slot], device: torch.device, count: int | None = None) -> Tensor:
-    """One uniform of each request's own stream, [rows], or ``count`` of them, [rows, count]."""
-    if count is None:
-        return on_device([slot.random.random() for slot in slots], device)
-    drawn = [[slot.random.random() for _ in range(count)] for slot in slots]
-    return on_device(drawn, device, torch.float32).view(len(slots), count)
+@dataclass(slots=True)
+class Sampling:
+    """How the rows of one step sample, and the uniforms they do it with.
+
+    Every request draws the same number of them in a step, from its own stream, whatever its neighbours do.
+
+    draft: [rows, longest], to draw the chain; accept: [rows, longest], to verify it; after: [rows], for the token that
+    comes after it.
+    """
+
+    processing: Processing
+    draft: Tensor
+    accept: Tensor
+    after: Tensor
+
+
+def sampling_of(slots: list[Slot], longest: int, device: torch.device) -> Sampling | None:
+    """Draw for chains of up to ``longest`` tokens; None when every row is greedy."""
+    params = [slot.request.params for slot in slots]
+    if all(p.greedy for p in params):
+        return None
+    drawn = [[slot.random.random() for _ in range(2 * longest + 1)] for slot in slots]
+    table = on_device(drawn, device, torch.float32)
+    return Sampling(
+        Processing.of(params, device), table[:, :longest], table[:, longest : 2 * longest], table[:, 2 * longest]
+    )

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from adaptive_spec.decoding.propose import Chains
-from adaptive_spec.decoding.sampling import penalised, uniforms
+from adaptive_spec.decoding.sampling import Sampling, penalised
 from adaptive_spec.decoding.slot import Slot
-from adaptive_spec.verification.distribution import Processing, processed_probs
+from adaptive_spec.verification.distribution import processed_probs
 from adaptive_spec.verification.exact import verify_greedy, verify_sampled
 from adaptive_spec.verification.transfer import read
 
@@ -29,29 +29,24 @@ class Verdict:
     overlaps: list[list[float]]
 
 
-def processing_of(slots: list[Slot], device: torch.device) -> Processing | None:
-    """How these rows' logits become distributions; None when all are greedy."""
-    params = [slot.request.params for slot in slots]
-    return None if all(p.temperature <= 0 for p in params) else Processing.of(params, device)
-
-
-def judge(slots: list[Slot], logits: Tensor, chains: Chains, processing: Processing | None) -> Verdict:
+def judge(slots: list[Slot], logits: Tensor, chains: Chains, sampling: Sampling | None) -> Verdict:
     """Decide how much of each chain is kept and what comes after it.
 
     Args:
         logits: [rows, chain + 1, vocab], the target's, after the last token and after each of the chain.
-        processing: None when every row is greedy.
+        sampling: None when every row is greedy.
     """
     width, device = chains.ids.shape[1], logits.device
     adjusted = penalised(slots, logits, chains.ids, 0)
-    if processing is None:
+    if sampling is None:
         num_accepted, next_tokens = verify_greedy(adjusted.argmax(-1), chains.ids, chains.lengths)
         overlaps = (torch.arange(width, device=device) < num_accepted[:, None]).float()
     else:
         assert chains.probs is not None
-        target = processed_probs(adjusted, processing)
-        accept, recover = uniforms(slots, device, width), uniforms(slots, device)
-        num_accepted, next_tokens = verify_sampled(target, chains.probs, chains.ids, chains.lengths, accept, recover)
+        target = processed_probs(adjusted, sampling.processing)
+        num_accepted, next_tokens = verify_sampled(
+            target, chains.probs, chains.ids, chains.lengths, sampling.accept[:, :width], sampling.after
+        )
         overlaps = torch.minimum(target[:, :-1], chains.probs).sum(-1)
     found = read(chains.ids, chains.lengths, chains.confidences, num_accepted, next_tokens, overlaps)
     return Verdict(logits, *(values.tolist() for values in found))

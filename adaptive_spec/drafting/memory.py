@@ -30,6 +30,7 @@ class Memories:
 
     def __init__(self, settings: DecoderSettings) -> None:
         self._settings = settings
+        self.survival = SurvivalCounter()  # of all domains together
         self._domains: OrderedDict[str, DomainMemory] = OrderedDict()
 
     def __getitem__(self, domain: str) -> DomainMemory:
@@ -42,6 +43,7 @@ class Memories:
 
     def draft_changed(self) -> None:
         """Forget how the draft model fared: it has other weights now."""
+        self.survival = SurvivalCounter()
         for memory in self._domains.values():
             memory.survival = SurvivalCounter()
 

@@ -40,6 +40,8 @@ class DraftWeights:
         self.trimmed: TrimmedHead | None = None
         self._parameters = dict(draft.named_parameters())
         self._pristine: dict[str, Tensor] = {}
+        ends = (draft.get_input_embeddings(), draft.get_output_embeddings())
+        self._shared_with_target = {id(p) for end in ends if end is not None for p in end.parameters()}
 
     def of(self, domain: str) -> PreTrainedModel:
         """The draft that serves a domain."""
@@ -73,10 +75,10 @@ class DraftWeights:
         changed = {name for values in (merged, *merged_own.values()) for name in values}
         for name in changed - self._pristine.keys():
             self._pristine[name] = self._parameters[name].detach().clone()
+        models = {domain: self._model(domain, values) for domain, values in merged_own.items()}
         for name, pristine in self._pristine.items():
             self._parameters[name].copy_(merged.get(name, pristine))
-        self.own = {domain: self._model(domain, values) for domain, values in merged_own.items()}
-        self.trimmed = trimmed
+        self.own, self.trimmed = models, trimmed
 
     def _model(self, domain: str, values: Mapping[str, Tensor]) -> PreTrainedModel:
         """A model of its own tensors where any release has changed the base, of shared ones elsewhere."""
@@ -94,6 +96,11 @@ class DraftWeights:
         if live is None or live.shape != delta.shape:
             found = "no such parameter" if live is None else f"{tuple(live.shape)} is live, {tuple(delta.shape)} came"
             raise ReleaseError(f"The update of {name} does not fit the draft ({found}). Train against this draft.")
+        if id(live) in self._shared_with_target:
+            raise ReleaseError(
+                f"The update of {name} would change embeddings or head, which a draft may share with its target. Train "
+                "an adapter of the layers only."
+            )
         value = self._pristine.get(name, live.detach()).float() + delta.to(live.device).float()
         if not bool(torch.isfinite(value).all()):
             raise ReleaseError(f"The update of {name} is not finite. The release is damaged; publish another.")

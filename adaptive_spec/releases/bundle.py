@@ -141,7 +141,7 @@ def read_bundle(
 
 def _adapters(folder: Path, own: Any) -> dict[str, Path]:
     """The folders of all adapters that are there, which must be those that are described."""
-    if not isinstance(own, dict) or sorted(own.values()) != sorted(f"{_OWN}/{index}" for index in range(len(own))):
+    if not isinstance(own, dict) or sorted(map(str, own.values())) != sorted(f"{_OWN}/{i}" for i in range(len(own))):
         raise ReleaseError(f"{folder}: the domains' adapters are malformed. {ADVICE}")
     described = {domain: folder / place for domain, place in own.items()}
     if (folder / _ADAPTER).is_dir():

@@ -59,7 +59,7 @@ def _health(service: Service) -> APIRouter:
 
     @router.get("/readyz")
     def readyz(response: Response) -> dict[str, str]:
-        if service.ready:
+        if service.ready and service.engine.alive:
             return {"status": "ok"}
         response.status_code = 503
         return {"status": "not ready"}

@@ -124,6 +124,7 @@ async def _whole(
             # Answered here: out of a task group it would arrive wrapped in an ExceptionGroup.
             return _failed(error)
         finally:
+            stream.cancel()
             group.cancel_scope.cancel()
     answers = [
         choices.whole(

@@ -12,6 +12,9 @@ from torch import Tensor
 from adaptive_spec.core import SamplingParams
 from adaptive_spec.verification.transfer import on_device
 
+_NUCLEUS = 1024  # tokens that nearly always hold the mass that top-p asks for
+_ANY_TOP_K = 1 << 30
+
 
 def penalised_logits(
     logits: Tensor,
@@ -58,26 +61,31 @@ class Processing:
     top_k: Tensor
     top_p: Tensor
     min_p: Tensor
+    greedy: Tensor
     some_greedy: bool
     truncates: bool  # some row by top-k or top-p
     drops: bool  # some row by min-p
+    most_kept: int  # no row keeps more tokens; 0: not known
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams], device: torch.device | str = "cpu") -> "Processing":
         """Collect it from the rows' parameters."""
+        limits = [p.top_k for p in params]
         return cls(
-            temperature=on_device([p.temperature for p in params], device),
-            top_k=on_device([p.top_k for p in params], device),
+            temperature=on_device([1.0 if p.greedy else p.temperature for p in params], device),
+            top_k=on_device([min(limit, _ANY_TOP_K) for limit in limits], device),
             top_p=on_device([p.top_p for p in params], device),
             min_p=on_device([p.min_p for p in params], device),
-            some_greedy=any(p.temperature <= 0 for p in params),
+            greedy=on_device([p.greedy for p in params], device),
+            some_greedy=any(p.greedy for p in params),
             truncates=any(p.top_k > 0 or p.top_p < 1 for p in params),
             drops=any(p.min_p > 0 for p in params),
+            most_kept=max(limits) if min(limits) > 0 else 0,
         )
 
     def rows(self, index: Tensor) -> "Processing":
         """The same for some of the rows."""
-        columns = {name: getattr(self, name)[index] for name in ("temperature", "top_k", "top_p", "min_p")}
+        columns = {name: getattr(self, name)[index] for name in ("temperature", "top_k", "top_p", "min_p", "greedy")}
         return replace(self, **columns)
 
 
@@ -91,32 +99,53 @@ def processed_probs(logits: Tensor, processing: Processing) -> Tensor:
         [rows, positions, vocab] float32, each a distribution.
     """
     logits = logits.float()
-    temperature = processing.temperature
-    if processing.some_greedy:
-        temperature = torch.where(temperature <= 0, 1.0, temperature)
-    probs = (logits / temperature[:, None, None]).softmax(-1)
+    probs = (logits / processing.temperature[:, None, None]).softmax(-1)
     if processing.drops:
         probs = probs * (probs >= processing.min_p[:, None, None] * probs.amax(-1, keepdim=True))
         probs = probs / probs.sum(-1, keepdim=True)
     if processing.truncates:
-        probs = _truncated(probs, processing.top_k[:, None, None], processing.top_p[:, None, None])
+        probs = _truncated(probs, processing)
     if processing.some_greedy:
         one_hot = torch.zeros_like(probs).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
-        probs = torch.where((processing.temperature <= 0)[:, None, None], one_hot, probs)
+        probs = torch.where(processing.greedy[:, None, None], one_hot, probs)
     return probs
 
 
-def _truncated(probs: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    ordered, order = probs.sort(dim=-1, descending=True, stable=True)
-    ranks = torch.arange(probs.shape[-1], device=probs.device)
-    kept = (ranks < top_k) | (top_k <= 0)
+def _truncated(probs: Tensor, processing: Processing) -> Tensor:
+    top_k, top_p = processing.top_k[:, None, None], processing.top_p[:, None, None]
+    ordered, order = _largest(probs, processing)
+    ranks = torch.arange(ordered.shape[-1], device=probs.device)
+    limited = top_k > 0
+    kept = (ranks < top_k) | ~limited
     ordered = ordered * kept
-    total = ordered.sum(-1, keepdim=True)
+    total = torch.where(limited, ordered.sum(-1, keepdim=True), probs.sum(-1, keepdim=True))
     before = (ordered.cumsum(-1) - ordered) / total
-    kept = kept & ((before < top_p) | (top_p >= 1))
+    kept = (before < top_p) | (top_p >= 1) | (ranks == 0)
     ordered = ordered * kept
     ordered = ordered / ordered.sum(-1, keepdim=True)
-    return torch.zeros_like(probs).scatter_(-1, order, ordered)
+    truncated = torch.zeros_like(probs).scatter_(-1, order, ordered)
+    return torch.where(limited | (top_p < 1), truncated, probs)
+
+
+def _largest(probs: Tensor, processing: Processing) -> tuple[Tensor, Tensor]:
+    """The largest probabilities in descending order, of equal ones the lowest id first, and whose they are.
+
+    As many as any row may keep.  On a CPU, where sorting a whole vocabulary takes a third of a decoding step, the rest
+    is left out wherever that changes nothing.
+    """
+    count = processing.most_kept or _NUCLEUS
+    if probs.device.type != "cpu" or count >= probs.shape[-1]:
+        return probs.sort(dim=-1, descending=True, stable=True)
+    values, order = probs.topk(count, dim=-1)
+    least = values[..., -1:]
+    top_k, top_p = processing.top_k[:, None], processing.top_p[:, None]
+    holds = torch.where(top_k > 0, top_k <= count, (values.sum(-1) >= top_p) | (top_p >= 1))
+    alone = (least == 0).squeeze(-1) | ((probs >= least).sum(-1) == count)  # no tie was cut in two
+    if not bool((holds & alone).all()):
+        return probs.sort(dim=-1, descending=True, stable=True)
+    order = order.sort(dim=-1).values
+    values, within = probs.gather(-1, order).sort(dim=-1, descending=True, stable=True)
+    return values, order.gather(-1, within)
 
 
 def sample(probs: Tensor, uniforms: Tensor) -> Tensor:

@@ -107,7 +107,7 @@ def test_outputs_of_requests_that_are_not_recorded_are_not_remembered(engine: En
 def test_n_gram_chains_are_only_as_long_as_pays(pair: ModelPair, heard: Heard) -> None:
     settings = SETTINGS.model_copy(update={"explore_share": 0.0, "drafter": "ngram"})
     engine = Engine(pair, settings, heard.listeners)
-    engine.decoder.price(CostModel(StepCost(1.0, (1.0, 9.0, 9.0, 9.0, 9.0), "verifying chains never pays")))
+    engine.decoder.price(CostModel({1: StepCost(1.0, (1.0, 9.0, 9.0, 9.0, 9.0), "verifying chains never pays")}))
     engine.start()
     prompt = prompts(1)[0] * 3
     assert engine.submit(Request("a", prompt, SamplingParams(max_tokens=20))).collect()[1] == greedy_of_target(

@@ -129,7 +129,7 @@ def test_sampling_with_trimmed_vocabulary_and_optimal_stopping_has_the_targets_d
     engine.start()
     release = Release(1, {"*": Thresholds(survival=(0.7, 0.6, 0.5))})
     engine.swap(release, {}, None, list(range(0, 258, 2))).result()
-    engine.decoder.price(CostModel(StepCost(0.12, (1.0, 1.0, 1.0, 1.0), "cheap")))
+    engine.decoder.price(CostModel({1: StepCost(0.12, (1.0, 1.0, 1.0, 1.0), "cheap")}))
     prompt, runs = (10, 20, 30), 1500
     params = [SamplingParams(max_tokens=5, temperature=0.8, top_k=5, seed=s, ignore_eos=True) for s in range(runs)]
     streams = [engine.submit(Request(str(s), prompt, p)) for s, p in enumerate(params)]
@@ -185,7 +185,7 @@ def test_static_shapes_change_no_token_and_are_few(
         assert tokens == greedy_of_target(pair, text, 40)
     assert len(reads) == len(steps) + 8  # a prompt's first token is read too
     # Per model: a prefill chunk, what the draft has not seen, one drafted token, a verification with chain and without.
-    assert {shape for _, shape, _ in shapes} <= {(3, 7), (3, 5), (3, 1)}
+    assert {shape for _, shape, _ in shapes} <= {(1, 7), (3, 5), (3, 1)}
     assert {window for _, _, window in shapes} <= {128, 305 + 7 - 7 + 1}
 
 
@@ -249,3 +249,60 @@ def test_models_that_cannot_be_decoded_are_refused_at_load() -> None:
     foreign = AutoModelForCausalLM.from_config(GPT2Config(vocab_size=258, n_embd=32, n_layer=1, n_head=4))
     with pytest.raises(ModelError, match="does not decode here"):
         Engine(pair_of(foreign, foreign, byte_tokenizer(), "tiny"), SETTINGS)
+
+
+def test_an_update_of_what_draft_and_target_share_is_refused() -> None:
+    """A cut draft's head is its target's own: changing it would change what the target says."""
+    from adaptive_spec.models.draft import cut_draft
+    from tests.conftest import tiny_model
+
+    target = tiny_model(0)
+    weights = DraftWeights(cut_draft(target, [0]))
+    for name in ("lm_head.weight", "model.embed_tokens.weight"):
+        with pytest.raises(ReleaseError, match="share with its target"):
+            weights.merge({name: torch.zeros(258, 32)})
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_costs_of_many_slots_are_measured(pair: ModelPair, static: bool) -> None:
+    engine = Engine(pair, DecoderSettings(slots=96, max_context_tokens=32, static_shapes=static))
+    assert engine.decoder.time_verify(96, 6) > 0 and engine.decoder.time_draft(96) > 0
+
+
+def test_a_seed_does_not_depend_on_the_neighbours_chains(pair: ModelPair) -> None:
+    def said(neighbour: int | None) -> list[int]:
+        engine = Engine(pair, SETTINGS)
+        seeded = SamplingParams(max_tokens=12, temperature=1.0, seed=7, chain_length=0, ignore_eos=True)
+        stream = engine.submit(Request("a", (1, 2, 3), seeded))
+        if neighbour is not None:
+            other = SamplingParams(max_tokens=12, temperature=1.0, seed=1, chain_length=neighbour, ignore_eos=True)
+            engine.submit(Request("b", (4, 5), other))
+        engine.start()
+        tokens = stream.collect()[1]
+        engine.stop()
+        return tokens
+
+    assert said(None) == said(0) == said(2) == said(4)
+
+
+def test_domains_of_which_nothing_is_known_learn_beside_the_others(pair: ModelPair) -> None:
+    from adaptive_spec.calibration.cost import CostModel
+    from adaptive_spec.core import StepCost
+
+    heard = Heard()
+    engine = Engine(pair, SETTINGS.model_copy(update={"explore_share": 0.01}), heard.listeners)
+    engine.decoder.price(CostModel({1: StepCost(5.0, (1.0, 2.0, 3.0, 4.0, 5.0), "drafting never pays")}))
+    engine.start()
+
+    def serve(name: str, domain: str, tokens: int) -> list[int]:
+        heard.steps.clear()
+        params = SamplingParams(max_tokens=tokens, ignore_eos=True)
+        engine.submit(Request(name, (1, 2, 3), params, domain)).collect()
+        engine.call(lambda: None).result()
+        return [step.chain_length for step in heard.steps if step.explored]
+
+    for index in range(5):
+        assert not serve(f"short {index}", "short", 2)  # no room for a chain: nothing to learn
+    assert len(serve("first", "first", 80)) >= 16  # nothing is known at all
+    assert sum(len(serve(f"new {index}", f"new {index}", 40)) for index in range(4)) < 60  # others are
+    engine.stop()

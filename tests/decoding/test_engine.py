@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from adaptive_spec.core import FinishedRequest, Request, SamplingParams, Step, Trace
+from adaptive_spec.core import FinishedRequest, Release, Request, SamplingParams, Step, Trace
 from adaptive_spec.decoding.engine import Engine
 from adaptive_spec.decoding.failures import is_out_of_memory
 from adaptive_spec.decoding.listeners import Listeners
@@ -329,3 +329,70 @@ def test_an_engine_that_never_started_refuses_what_waits(pair: ModelPair) -> Non
     engine.stop()
     assert isinstance(stream.collect()[2].error, UnavailableError)
     assert "engine" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_what_is_asked_of_an_ended_engine_is_refused(pair: ModelPair) -> None:
+    engine = Engine(pair, SETTINGS)
+    engine.start()
+    engine.stop()
+    with pytest.raises(UnavailableError):
+        engine.swap(Release(1), {}).result(timeout=5)
+    with pytest.raises(UnavailableError):
+        engine.submit(Request("a", (1,), SHORT))
+
+
+def test_a_job_that_nobody_wants_any_more_is_not_done(pair: ModelPair, engine: Engine) -> None:
+    done: list[int] = []
+    unwanted = engine.call(lambda: done.append(1))
+    assert unwanted.cancel()
+    engine.start()
+    assert engine.submit(Request("a", (1, 2), SHORT)).collect()[1] == alone(pair, (1, 2))
+    assert not done
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_whatever_ends_the_thread_leaves_nobody_waiting(
+    pair: ModelPair, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise SystemError("unforeseen")
+
+    monkeypatch.setattr(engine, "_end_late", broken)
+    stream = engine.submit(Request("a", (1, 2), SHORT))
+    engine.start()
+    assert isinstance(stream.collect()[2].error, UnavailableError)
+    engine._thread.join()
+    assert not engine.alive
+    with pytest.raises(UnavailableError):
+        engine.call(lambda: None).result(timeout=5)
+
+
+def test_a_failure_after_a_prompt_is_whole_ends_that_step_only(
+    pair: ModelPair, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as context:
+        context.setattr(engine.decoder, "_leave", lambda row: 1 / 0)
+        stream = engine.submit(Request("a", (1, 2), SamplingParams(max_tokens=1)))
+        engine.start()
+        assert stream.collect()[2].finish_reason == "length"
+        engine.call(lambda: None).result()
+    assert engine.submit(Request("b", (1, 2), SHORT)).collect()[1] == alone(pair, (1, 2))
+
+
+def test_memory_of_the_prefix_caches_is_given_up_before_a_request_is(
+    pair: ModelPair, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.start()
+    long = tuple(range(40))
+    engine.submit(Request("first", long, SHORT)).collect()
+    engine.call(lambda: None).result()
+    assert engine.decoder.prefixes.num_tokens > 0
+    forward, failures = engine.decoder.target_cache.forward, iter([True])
+
+    def scarce(*arguments: Any, **named: Any) -> Any:
+        if next(failures, False):
+            raise MemoryError
+        return forward(*arguments, **named)
+
+    monkeypatch.setattr(engine.decoder.target_cache, "forward", scarce)
+    assert engine.submit(Request("second", long, SHORT)).collect()[1] == alone(pair, long)

@@ -94,6 +94,7 @@ class Engine:
         self.queue_depth = 2
         self.num_listener_failures = 5
         self.num_recalled_tokens = 96
+        self.alive = True
         self.script: list[Any] = ["Hel", "lo ", "wörld"]
         self.busy = False
         self.requests: list[Request] = []

@@ -122,3 +122,33 @@ def test_greedy_processing_is_one_hot_and_sampling_never_draws_the_impossible() 
     probs = processed_probs(torch.tensor([[[0.1, 3.0, -float("inf")]]]), Processing.of([SamplingParams()]))
     assert probs.tolist() == [[[0.0, 1.0, 0.0]]]
     assert sample(torch.tensor([[0.0, 1.0, 0.0]] * 2), torch.tensor([0.0, 0.9999999])).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        [SamplingParams(temperature=1.0, top_k=40), SamplingParams(temperature=1.0, top_k=7, top_p=0.6)],
+        [SamplingParams(temperature=0.7, top_p=0.5), SamplingParams(temperature=1.0)],
+        [SamplingParams(temperature=30.0, top_p=0.95), SamplingParams(temperature=1.0, top_k=3000)],
+        [SamplingParams(temperature=1.0, top_k=2**63), SamplingParams(temperature=1.0, top_p=1e-46)],
+    ],
+)
+def test_truncating_a_large_vocabulary_needs_no_full_sort_and_gives_the_same(params: list[SamplingParams]) -> None:
+    logits = torch.randn(2, 3, 5000, generator=torch.Generator().manual_seed(0)) * 3
+    ours = processed_probs(logits, Processing.of(params))
+    for row, p in enumerate(params):
+        for position in range(3):
+            probs = (logits[row, position] / p.temperature).double().softmax(-1)
+            order = probs.argsort(descending=True)
+            kept = order[: p.top_k] if p.top_k else order
+            mass = (probs[kept] / probs[kept].sum()).cumsum(0)
+            count = len(kept) if p.top_p == 1 else max(1, int((mass < p.top_p).sum()) + 1)
+            wanted = torch.zeros_like(probs).index_put((kept[:count],), probs[kept[:count]])
+            assert torch.allclose(ours[row, position].double(), wanted / wanted.sum(), atol=1e-6)
+
+
+def test_temperatures_next_to_zero_are_greedy() -> None:
+    params = SamplingParams(temperature=1e-40)
+    assert params.greedy
+    probs = processed_probs(torch.tensor([[[1.0, 2.0]]]), Processing.of([params]))
+    assert probs.tolist() == [[[0.0, 1.0]]]
