@@ -5,7 +5,7 @@ error follows from the same positions.  Tokens from a distribution closer to the
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,13 +13,14 @@ from typing import Any
 import torch
 
 from adaptive_spec.bench.corpora import DOMAINS, prompts
+from adaptive_spec.calibration.cost import CostModel, measure_cost
 from adaptive_spec.core import Request, SamplingParams
 from adaptive_spec.decoding.engine import Engine
 from adaptive_spec.models.loading import ModelPair
 from adaptive_spec.settings import DecoderSettings
 
 Z_LIMIT = 4.0
-_SLOTS = 32
+BATCHES = (32,)
 _TIE = 1e-3  # logits closer than this are a tie in low precision
 
 
@@ -50,37 +51,48 @@ def check_lossless(
     seed: int = 0,
     *,
     max_tokens: int = 48,
-    chain_length: int = 4,
+    chain_length: int | None = 4,
+    drafter: str = "model",
+    batches: Sequence[int] = BATCHES,
     progress: Callable[[str, str], None] = lambda phase, text: None,
 ) -> LosslessReport:
     """Compare the engine with the target alone.
 
     The greedy reference is transformers' own ``generate``, one prompt at a time; the engine decodes in batches, with
-    speculation and without.
+    speculation, and in the last size of batch without.
 
     Args:
+        chain_length: None lets the length policy decide.
+        drafter: who proposes: model, ngram or combined.
+        batches: how many prompts are decoded together; all are decoded in each.
         progress: called with a phase and how far it is.
     """
     texts = [row.text for rows in zip(*(prompts(domain) for domain in DOMAINS), strict=False) for row in rows]
     encoded = [encode(pair, text) for text in (texts * (num_prompts // len(texts) + 1))[:num_prompts]]
-    longest = max(map(len, encoded)) + max_tokens
     settings = DecoderSettings(
-        slots=_SLOTS, max_context_tokens=longest, max_chain_length=chain_length, queue_limit=max(1, num_prompts)
+        max_context_tokens=max(map(len, encoded)) + max_tokens,
+        queue_limit=max(1, num_prompts),
+        max_chain_length=DecoderSettings().max_chain_length if chain_length is None else chain_length,
     )
-    engine = Engine(pair, settings)
-    engine.start()
-    try:
-        greedy = SamplingParams(max_tokens=max_tokens, chain_length=chain_length)
-        ours = _decode(engine, encoded, greedy, partial(progress, "greedy"))
-        plain = _decode(engine, encoded, replace(greedy, chain_length=0), partial(progress, "greedy, no speculation"))
-        sampled_params = SamplingParams(
-            max_tokens=max_tokens, chain_length=chain_length, temperature=1.0, seed=seed, ignore_eos=True
-        )
-        sampled = _decode(engine, encoded, sampled_params, partial(progress, "sampled"))
-    finally:
-        engine.stop()
+    greedy = SamplingParams(max_tokens=max_tokens, chain_length=chain_length, drafter=drafter)
+    sampled_params = replace(greedy, temperature=1.0, seed=seed, ignore_eos=True)
+    said: list[list[list[int]]] = []  # by way of decoding, by prompt
+    for batch in batches:
+        engine = Engine(pair, settings.model_copy(update={"slots": batch}))
+        engine.start()
+        try:
+            if chain_length is None:
+                cost = engine.call(partial(_cost, engine, settings.max_chain_length)).result()
+                engine.call(partial(engine.decoder.price, cost)).result()
+            said.append(_decode(engine, encoded, greedy, partial(progress, f"greedy, batches of {batch}")))
+            if batch == batches[-1]:
+                off = replace(greedy, chain_length=0)
+                said.append(_decode(engine, encoded, off, partial(progress, "greedy, no speculation")))
+                sampled = _decode(engine, encoded, sampled_params, partial(progress, "sampled"))
+        finally:
+            engine.stop()
     identical, ties, first = 0, 0, None
-    for index, (prompt, *outputs) in enumerate(zip(encoded, ours, plain, strict=True)):
+    for index, (prompt, *outputs) in enumerate(zip(encoded, *said, strict=True)):
         reference = greedy_reference(pair, prompt, max_tokens)
         different = [tokens for tokens in outputs if tokens != reference]
         if not different:
@@ -93,6 +105,11 @@ def check_lossless(
     surplus = torch.cat([_surplus(pair, p, t) for p, t in zip(encoded, sampled, strict=True)]).double()
     z = float(surplus.mean() / (surplus.std() / math.sqrt(len(surplus)) + 1e-12))
     return LosslessReport(num_prompts, identical, ties, len(surplus), float(surplus.mean()), z, first)
+
+
+def _cost(engine: Engine, longest: int) -> CostModel:
+    decoder = engine.decoder
+    return measure_cost(decoder.time_draft, decoder.time_verify, longest, "check", decoder.settings.slots, repeats=1)
 
 
 def encode(pair: ModelPair, text: str) -> tuple[int, ...]:

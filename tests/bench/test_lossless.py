@@ -15,7 +15,18 @@ def test_a_sound_decoder_passes_and_progress_is_told(pair: ModelPair) -> None:
     told: list[tuple[str, str]] = []
     report = check_lossless(pair, 12, max_tokens=24, progress=lambda phase, text: told.append((phase, text)))
     assert report.passed and report.num_identical == 12 and report.num_sampled_tokens == 12 * 24
-    assert [phase for phase, _ in told[::12]] == ["greedy", "greedy, no speculation", "sampled", "target alone"]
+    assert [phase for phase, _ in told[::12]] == [
+        "greedy, batches of 32",
+        "greedy, no speculation",
+        "sampled",
+        "target alone",
+    ]
+
+
+@pytest.mark.parametrize("drafter", ["model", "ngram", "combined"])
+def test_every_drafter_passes_under_the_policy_in_every_batch(pair: ModelPair, drafter: str) -> None:
+    report = check_lossless(pair, 8, max_tokens=16, drafter=drafter, chain_length=None, batches=(1, 8))
+    assert report.passed and report.num_identical == 8
 
 
 def test_a_draft_drawn_at_another_temperature_than_verified_is_caught(
@@ -24,7 +35,7 @@ def test_a_draft_drawn_at_another_temperature_than_verified_is_caught(
     def sharpened(probs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
         return sample(probs**2, uniforms)
 
-    monkeypatch.setattr("adaptive_spec.decoding.decoder.sample", sharpened)
+    monkeypatch.setattr("adaptive_spec.decoding.propose.sample", sharpened)
     report = check_lossless(pair, 40, max_tokens=40)
     assert not report.passed and abs(report.z) > Z_LIMIT
     assert report.num_identical == 40
