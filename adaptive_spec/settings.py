@@ -23,6 +23,9 @@ def data_dir() -> Path:
     return Path(platformdirs.user_data_dir("adaptive-spec"))
 
 
+Drafter = Literal["model", "ngram", "combined"]
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -50,7 +53,8 @@ class DecoderSettings(_Section):
     request_timeout_seconds: float = Field(default=0.0, ge=0)  # longest and default deadline; 0: none
     drain_seconds: float = Field(default=10.0, ge=0)  # what running requests get when the service stops
     answer_cache_tokens: int = Field(default=0, ge=0)  # held of finished greedy requests; 0: none are kept
-    drafter: Literal["model", "ngram", "combined"] = "model"
+    drafter: Drafter = "model"
+    domain_drafters: dict[str, Drafter] = Field(default_factory=dict)  # of domains for which it is another
     ngram_min_match: int = Field(default=2, ge=1)
     ngram_max_match: int = Field(default=5, ge=1)
     ngram_trusted_match: int = Field(default=3, ge=1)  # combined: the shortest match that goes before the model

@@ -90,7 +90,7 @@ class Decoder:
 
     def admit(self, request: Request, emit: Callable[[Delta], None], submitted: float) -> None:
         """Give a request the next free row."""
-        seed = request.params.seed
+        seed, settings = request.params.seed, self.settings
         slot = Slot(
             request=request,
             tokens=list(request.prompt_ids),
@@ -100,11 +100,11 @@ class Decoder:
             submitted=submitted,
             started_at=datetime.now(UTC),
             decode_started=time.perf_counter(),
-            drafter=request.params.drafter or self.settings.drafter,
+            drafter=request.params.drafter or settings.domain_drafters.get(request.domain, settings.drafter),
             adapter=request.params.adapter or request.domain,
         )
         if slot.drafter != "model":
-            slot.suffixes = SuffixIndex(self.settings.ngram_min_match, longest_match(self.settings))
+            slot.suffixes = SuffixIndex(settings.ngram_min_match, longest_match(settings))
             slot.suffixes.extend(slot.tokens)
         self.filling.append(slot)
 

@@ -96,6 +96,19 @@ def test_greedy_equals_the_target_alone_whoever_drafts(
         assert len(step.positions) == min(step.num_accepted + 1, step.chain_length)
 
 
+def test_a_domain_may_have_a_drafter_of_its_own(pair: ModelPair, heard: Heard) -> None:
+    settings = SETTINGS.model_copy(update={"domain_drafters": {"sql": "ngram"}})
+    engine = Engine(pair, settings, heard.listeners)
+    engine.start()
+    text = prompts(1)[0] * 2
+    for name, domain, drafter in (("1", "sql", None), ("2", "code", None), ("3", "sql", "model")):
+        params = SamplingParams(max_tokens=20, chain_length=3, drafter=drafter)
+        engine.submit(Request(name, text, params, domain)).collect()
+    engine.stop()
+    drafters = {name: {s.drafter for s in heard.steps if s.request_id == name} - {""} for name in "123"}
+    assert drafters["1"] <= {"ngram"} and drafters["2"] == drafters["3"] == {"model"}
+
+
 def test_outputs_of_requests_that_are_not_recorded_are_not_remembered(engine: Engine, heard: Heard) -> None:
     params = SamplingParams(max_tokens=25, chain_length=3, drafter="ngram", record=False)
     for turn in range(2):
