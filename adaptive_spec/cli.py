@@ -605,9 +605,15 @@ def _toml_lines(shown: dict[str, Any]) -> list[str]:
     lines: list[str] = []
     for section, values in shown.items():
         lines.append(f"[{section}]")
-        lines += [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()]
+        lines += [f"{name} = {_toml_value(value)}" for name, value in values.items()]
         lines.append("")
     return lines[:-1]
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(name)} = {_toml_value(item)}" for name, item in value.items()) + "}"
+    return json.dumps(value, ensure_ascii=False)
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ class DecoderSettings(_Section):
     ngram_trusted_match: int = Field(default=3, ge=1)  # combined: the shortest match that goes before the model
     ngram_store_tokens: int = Field(default=20_000, ge=0)  # of past outputs, per domain; 0: none are kept
     prefix_cache_tokens: int = Field(default=4096, ge=0)  # of prompts whose KV is kept for the next ones; 0: none
-    static_shapes: bool | None = None  # None: on a device, not on a CPU
+    static_shapes: Literal["auto", "on", "off"] = "auto"  # auto: on a device and where forwards are compiled
     compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = "off"
 
 

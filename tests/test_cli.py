@@ -3,6 +3,7 @@ import re
 import subprocess
 import sys
 import threading
+import tomllib
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -234,9 +235,16 @@ def test_serve_refuses_an_open_host_without_a_token() -> None:
     assert "token" in result.stderr
 
 
-def test_config_show_hides_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
-    import tomllib
+def test_config_show_prints_what_a_settings_file_may_hold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ADAPTIVE_SPEC_DECODER__DOMAIN_DRAFTERS", '{"sql": "ngram", "a/b": "combined"}')
+    shown = runner.invoke(cli.app, ["config", "show"]).stdout
+    assert tomllib.loads(shown)["decoder"]["domain_drafters"] == {"sql": "ngram", "a/b": "combined"}
+    (tmp_path / "again.toml").write_text(shown)
+    monkeypatch.delenv("ADAPTIVE_SPEC_DECODER__DOMAIN_DRAFTERS")
+    assert runner.invoke(cli.app, ["--config", str(tmp_path / "again.toml"), "config", "show"]).stdout == shown
 
+
+def test_config_show_hides_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ADAPTIVE_SPEC_SERVER__TOKEN", "s3cret")
     monkeypatch.setenv("ADAPTIVE_SPEC_RECORDS__URL", "postgresql+psycopg://me:s3cret@db/records")
     as_toml = runner.invoke(cli.app, ["config", "show"]).stdout

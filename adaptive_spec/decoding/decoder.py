@@ -68,7 +68,7 @@ class Decoder:
             settings.slots,
             capacity=settings.max_context_tokens + settings.max_chain_length + 1,
             widest=max(settings.prefill_chunk_tokens, settings.max_chain_length + 1),
-            static=device or compiled if settings.static_shapes is None else settings.static_shapes,
+            static=settings.static_shapes == "on" or (settings.static_shapes == "auto" and (device or compiled)),
             compile_mode=settings.compile if compiled else None,
         )
 

@@ -123,7 +123,7 @@ def test_sampling_with_trimmed_vocabulary_and_optimal_stopping_has_the_targets_d
 
     heard = Heard()
     settings = DecoderSettings(
-        slots=16, max_context_tokens=64, max_chain_length=3, queue_limit=4000, static_shapes=static
+        slots=16, max_context_tokens=64, max_chain_length=3, queue_limit=4000, static_shapes="on" if static else "off"
     )
     engine = Engine(pair, settings, heard.listeners)
     engine.start()
@@ -145,7 +145,7 @@ def test_static_shapes_change_no_token_and_are_few(
     pair: ModelPair, monkeypatch: pytest.MonkeyPatch, chain_length: int | None
 ) -> None:
     """On a device a step is a handful of shapes, and one read brings its outcome to the host."""
-    engine = Engine(pair, SETTINGS.model_copy(update={"static_shapes": True, "max_context_tokens": 300}))
+    engine = Engine(pair, SETTINGS.model_copy(update={"static_shapes": "on", "max_context_tokens": 300}))
     shapes: set[tuple[str, tuple[int, ...], int]] = set()
     for name in ("target_cache", "draft_cache"):
         cache = getattr(engine.decoder, name)
@@ -191,7 +191,7 @@ def test_static_shapes_change_no_token_and_are_few(
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch uses its own deprecated parts when it compiles
 def test_compiled_forwards_change_no_token(pair: ModelPair) -> None:
-    engine = Engine(pair, SETTINGS.model_copy(update={"static_shapes": True, "compile": "default"}))
+    engine = Engine(pair, SETTINGS.model_copy(update={"static_shapes": "on", "compile": "default"}))
     engine.start()
     engine.swap(Release(1), to_target(pair)).result()
     params = SamplingParams(max_tokens=12, chain_length=4)
@@ -265,7 +265,7 @@ def test_an_update_of_what_draft_and_target_share_is_refused() -> None:
 
 @pytest.mark.parametrize("static", [False, True])
 def test_costs_of_many_slots_are_measured(pair: ModelPair, static: bool) -> None:
-    engine = Engine(pair, DecoderSettings(slots=96, max_context_tokens=32, static_shapes=static))
+    engine = Engine(pair, DecoderSettings(slots=96, max_context_tokens=32, static_shapes="on" if static else "off"))
     assert engine.decoder.time_verify(96, 6) > 0 and engine.decoder.time_draft(96) > 0
 
 
