@@ -9,8 +9,7 @@ reading: decoding gets faster and verifying a short chain costs little more than
 import torch
 from torch import Tensor, nn
 
-_FEW_TOKENS = 128
-_PADDED = {1: 2, 3: 4}  # numbers of tokens for which one more is cheaper
+_FEW_TOKENS = range(2, 129)  # one token is a matrix-vector product, which the usual call does well
 
 
 class FewTokensLinear(nn.Linear):
@@ -20,9 +19,10 @@ class FewTokensLinear(nn.Linear):
         """[..., in] -> [..., out]"""
         tokens = input.flatten(0, -2)
         count = len(tokens)
-        if self.bias is not None or count > _FEW_TOKENS or input.device.type != "cpu" or input.dtype != torch.float32:
+        plain = self.bias is None and input.device.type == "cpu" and input.dtype == torch.float32
+        if not plain or count not in _FEW_TOKENS:
             return super().forward(input)
-        if count in _PADDED:
+        if count == 3:  # four are cheaper
             tokens = torch.cat([tokens, tokens[:1]])
         product = torch.mm(self.weight, tokens.t()).t()[:count]
         return product.contiguous().view(*input.shape[:-1], -1)
