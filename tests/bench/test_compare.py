@@ -157,7 +157,7 @@ def test_all_sides_on_real_models(pair: ModelPair, tmp_path: Path, capsys: pytes
 
 def test_rows_of_a_batch_share_their_steps(pair: ModelPair) -> None:
     side = next(side for side in OURS if side.name == "ours model fixed 2")
-    runner = OurRunner(side, pair, SETTINGS.decoder, Release(), measured_cost(pair, SETTINGS))
+    runner = OurRunner(side, pair, SETTINGS.decoder, Release(), measured_cost(pair, SETTINGS, 2, None))
     turn = runner.run(TASK)
     runner.close()
     assert [len(answer) for answer in turn.tokens] == [8, 8]
