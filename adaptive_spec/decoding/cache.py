@@ -153,7 +153,9 @@ class RaggedCache(Cache):
         self.longest = max(starts) + width
         if not self.static:
             self._place(rows, starts, width, device)
-            return self._hidden(model.model, ids, self.positions, self._visible())
+            # The beginning of one row is plainly causal; without a mask attention leaves out what it cannot see.
+            visible = None if starts == [0] else self._visible()
+            return self._hidden(model.model, ids, self.positions, visible)
         self.longest = min(max(_LEAST_WINDOW, 1 << (self.longest - 1).bit_length()), self.capacity + width)
         if alone:
             self._place(rows, starts, width, device)
@@ -175,7 +177,7 @@ class RaggedCache(Cache):
     def _visible(self) -> Tensor:
         return torch.arange(self.longest, device=self.positions.device) <= self.positions[:, None, :, None]
 
-    def _run(self, body: nn.Module, ids: Tensor, positions: Tensor, visible: Tensor) -> Tensor:
+    def _run(self, body: nn.Module, ids: Tensor, positions: Tensor, visible: Tensor | None) -> Tensor:
         return body(
             input_ids=ids, attention_mask=visible, position_ids=positions, cache=self, use_cache=True
         ).last_hidden_state
