@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from adaptive_spec.calibration.cost import CostModel, cost_key, measure_cost
+from adaptive_spec.calibration.cost import CostModel, cost_key
 from adaptive_spec.decoding.engine import Engine
 from adaptive_spec.decoding.listeners import Listeners
 from adaptive_spec.errors import AdaptiveSpecError, ReleaseError, RunError
@@ -80,7 +80,7 @@ class Service:
         self.engine.start()
         progress("cost of a step")
         self.cost = self._measure_cost()
-        self.engine.call(lambda: self.engine.decoder.price(self.cost)).result()
+        self.engine.price(self.cost)
         self.pipeline = Pipeline(self.database, self.settings, self.cost.step, self.pair.hashes)
         progress("live release")
         self._follow_live()
@@ -232,19 +232,7 @@ class Service:
             threads=torch.get_num_threads(),
             batch_size=1,
         )
-        decoder = self.engine.decoder
-        settings = self.settings.decoder
-        cost: CostModel = self.engine.call(
-            lambda: measure_cost(
-                decoder.time_draft,
-                decoder.time_verify,
-                settings.max_chain_length,
-                key,
-                rows=settings.slots,
-                repeats=3,
-            )
-        ).result()
-        return cost
+        return self.engine.measure_cost(key, repeats=3)
 
     def _scheduled_retrain(self) -> None:
         with contextlib.suppress(RunError):

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from adaptive_spec.bench.corpora import DOMAINS, prompts
-from adaptive_spec.calibration.cost import CostModel, measure_cost
 from adaptive_spec.core import Request, SamplingParams
 from adaptive_spec.decoding.engine import Engine
 from adaptive_spec.models.loading import ModelPair
@@ -82,8 +81,7 @@ def check_lossless(
         engine.start()
         try:
             if chain_length is None:
-                cost = engine.call(partial(_cost, engine, settings.max_chain_length)).result()
-                engine.call(partial(engine.decoder.price, cost)).result()
+                engine.price(engine.measure_cost("check", repeats=1))
             said.append(_decode(engine, encoded, greedy, partial(progress, f"greedy, batches of {batch}")))
             if batch == batches[-1]:
                 off = replace(greedy, chain_length=0)
@@ -105,11 +103,6 @@ def check_lossless(
     surplus = torch.cat([_surplus(pair, p, t) for p, t in zip(encoded, sampled, strict=True)]).double()
     z = float(surplus.mean() / (surplus.std() / math.sqrt(len(surplus)) + 1e-12))
     return LosslessReport(num_prompts, identical, ties, len(surplus), float(surplus.mean()), z, first)
-
-
-def _cost(engine: Engine, longest: int) -> CostModel:
-    decoder = engine.decoder
-    return measure_cost(decoder.time_draft, decoder.time_verify, longest, "check", decoder.settings.slots, repeats=1)
 
 
 def encode(pair: ModelPair, text: str) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from adaptive_spec.bench.sides import DecodePhase, OurSide, Task, Turn
-from adaptive_spec.calibration.cost import CostModel, cost_key, measure_cost
+from adaptive_spec.calibration.cost import CostModel, cost_key
 from adaptive_spec.core import FinishedRequest, Release, Request, SamplingParams, Step
 from adaptive_spec.decoding.engine import Engine
 from adaptive_spec.decoding.listeners import Listeners
@@ -110,9 +110,10 @@ class OurRunner:
                 "prefix_cache_tokens": 0,  # rounds repeat their prompts
             }
             engine = start_engine(self._pair, self._settings, {**shape, **self._side.decoder}, self._ear.listeners)
-            cost, release = self._cost, self._release
-            engine.call(lambda: engine.decoder.price(cost)).result()
-            engine.swap(release, {}, None, release.vocabulary).result()  # its weights are in the draft already
+            engine.price(self._cost)
+            engine.swap(
+                self._release, {}, None, self._release.vocabulary
+            ).result()  # its weights are in the draft already
             self._engines[slots, context_tokens] = engine
         return self._engines[slots, context_tokens]
 
@@ -140,14 +141,10 @@ def measured_cost(pair: ModelPair, settings: Settings, rows: int, vocabulary: Se
         threads=torch.get_num_threads(),
         batch_size=1,
     )
-    decoder, longest = engine.decoder, settings.decoder.max_chain_length
     try:
-        cost: CostModel = engine.call(
-            lambda: measure_cost(decoder.time_draft, decoder.time_verify, longest, key, rows)
-        ).result()
+        return engine.measure_cost(key)
     finally:
         engine.stop()
-    return cost
 
 
 class _Ear:

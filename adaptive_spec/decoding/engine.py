@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
+from adaptive_spec.calibration.cost import CostModel, measure_cost
 from adaptive_spec.core import Release, Request
 from adaptive_spec.decoding.answers import Answer, AnswerCache
 from adaptive_spec.decoding.decoder import Decoder
@@ -156,6 +157,20 @@ class Engine:
             return self.last_swap_seconds
 
         return self.call(put_live)
+
+    def measure_cost(self, key: str, repeats: int = 5) -> CostModel:
+        """Measure what steps of this engine cost, by the number of rows; while no request is decoded."""
+        decoder, settings = self.decoder, self.settings
+        cost: CostModel = self.call(
+            lambda: measure_cost(
+                decoder.time_draft, decoder.time_verify, settings.max_chain_length, key, settings.slots, repeats
+            )
+        ).result()
+        return cost
+
+    def price(self, cost: CostModel) -> None:
+        """Tell the policies what a step costs."""
+        self.call(lambda: self.decoder.price(cost)).result()
 
     def call(self, job: Callable[[], Any]) -> "Future[Any]":
         """Run a function on the engine thread between two steps; UnavailableError when there will be none."""
