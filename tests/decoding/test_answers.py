@@ -7,30 +7,18 @@ from typing import Any
 
 import pytest
 
-from adaptive_spec.core import FinishedRequest, Release, Request, SamplingParams, Step
+from adaptive_spec.core import Release, Request, SamplingParams
 from adaptive_spec.decoding.answers import AnswerCache
 from adaptive_spec.decoding.engine import Engine
-from adaptive_spec.decoding.listeners import Listeners
 from adaptive_spec.decoding.slot import Delta
 from adaptive_spec.models.loading import ModelPair
 from adaptive_spec.settings import DecoderSettings
+from tests.decoding.heard import Heard
 
 SETTINGS = DecoderSettings(
     slots=2, max_context_tokens=128, max_chain_length=4, queue_limit=3, answer_cache_tokens=2_000
 )
 GREEDY = SamplingParams(max_tokens=12)
-
-
-class Heard:
-    def __init__(self) -> None:
-        self.steps: list[Step] = []
-        self.finished: list[FinishedRequest] = []
-        self.listeners = Listeners(self.steps.append, self.finished.append)
-
-
-@pytest.fixture
-def heard() -> Heard:
-    return Heard()
 
 
 @pytest.fixture

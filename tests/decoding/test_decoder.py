@@ -9,28 +9,15 @@ import pytest
 import torch
 
 from adaptive_spec.calibration.cost import CostModel
-from adaptive_spec.core import FinishedRequest, Release, Request, SamplingParams, Step, StepCost, Thresholds, Trace
+from adaptive_spec.core import Release, Request, SamplingParams, StepCost, Thresholds
 from adaptive_spec.decoding.engine import Engine
-from adaptive_spec.decoding.listeners import Listeners
 from adaptive_spec.errors import BusyError, ReleaseError, RequestError
 from adaptive_spec.models.loading import ModelPair
 from adaptive_spec.settings import DecoderSettings
 from adaptive_spec.verification.distribution import Processing, processed_probs
+from tests.decoding.heard import Heard
 
 SETTINGS = DecoderSettings(slots=3, max_context_tokens=128, prefill_chunk_tokens=7, max_chain_length=4)
-
-
-class Heard:
-    def __init__(self) -> None:
-        self.steps: list[Step] = []
-        self.finished: list[FinishedRequest] = []
-        self.traces: list[Trace] = []
-        self.listeners = Listeners(self.steps.append, self.finished.append, self.traces.append, trace_top_k=8)
-
-
-@pytest.fixture
-def heard() -> Heard:
-    return Heard()
 
 
 @pytest.fixture

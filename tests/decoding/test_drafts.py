@@ -25,12 +25,8 @@ from adaptive_spec.models.loading import ModelPair, pair_of
 from adaptive_spec.models.weights import DraftWeights
 from adaptive_spec.settings import DecoderSettings
 from tests.conftest import byte_tokenizer
-from tests.decoding.test_decoder import SETTINGS, Heard, _chi_square_p, greedy_of_target, prompts
-
-
-@pytest.fixture
-def heard() -> Heard:
-    return Heard()
+from tests.decoding.heard import Heard
+from tests.decoding.test_decoder import SETTINGS, _chi_square_p, greedy_of_target, prompts
 
 
 @pytest.fixture

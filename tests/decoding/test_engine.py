@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from adaptive_spec.core import FinishedRequest, Release, Request, SamplingParams, Step, Trace
+from adaptive_spec.core import Release, Request, SamplingParams
 from adaptive_spec.decoding.engine import Engine
 from adaptive_spec.decoding.failures import is_out_of_memory
 from adaptive_spec.decoding.listeners import Listeners
 from adaptive_spec.errors import BusyError, DeadlineError, DecodingError, RequestError, UnavailableError
 from adaptive_spec.models.loading import ModelPair
 from adaptive_spec.settings import DecoderSettings
+from tests.decoding.heard import Heard
 
 SETTINGS = DecoderSettings(slots=3, max_context_tokens=400, prefill_chunk_tokens=7, max_chain_length=4)
 LONG = SamplingParams(max_tokens=380, ignore_eos=True, chain_length=0)
@@ -26,22 +27,6 @@ OUT_OF_MEMORY = [
     RuntimeError("[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory: you tried to …"),
     RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 800 bytes."),
 ]
-
-
-class Heard:
-    def __init__(self) -> None:
-        self.steps: list[Step] = []
-        self.finished: list[FinishedRequest] = []
-        self.traces: list[Trace] = []
-        self.listeners = Listeners(self.steps.append, self.finished.append, self.traces.append, trace_top_k=4)
-
-    def reasons(self) -> dict[str, str]:
-        return {row.request_id: row.finish_reason for row in self.finished}
-
-
-@pytest.fixture
-def heard() -> Heard:
-    return Heard()
 
 
 @pytest.fixture
