@@ -136,23 +136,42 @@ class Proposer:
     def _plan(self, slots: list[Slot]) -> _Plan:
         cost = self.cost.at(len(slots)) if self.cost else None
         everyone = self._random.random() < self._explore_share(cost)
-        plan = _Plan([], [], [], [])
-        for slot in slots:
-            fixed = slot.request.params.chain_length
-            room = max(0, min(self.settings.max_chain_length if fixed is None else fixed, slot.tokens_left - 1))
-            match = self._match(slot, room)
-            by_model = match is NOTHING and slot.drafter != "ngram" and room > 0
-            explores = fixed is None and (everyone or (by_model and self._must_learn(slot.request.domain, cost)))
-            free = fixed is None and not explores
-            if free and match.chain:
-                length = best_length([match.rate] * len(match.chain), cost)
-                match = replace(match, chain=match.chain[:length])
+        rooms = [self._room(slot) for slot in slots]
+        matches = [self._match(slot, room) for slot, room in zip(slots, rooms, strict=True)]
+        if not everyone:
+            matches = self._worth_verifying(slots, matches, cost)
+        plan = _Plan([], matches, [], [])
+        for slot, room, match in zip(slots, rooms, matches, strict=True):
+            by_model = not match.chain and slot.drafter != "ngram" and room > 0
+            chosen = slot.request.params.chain_length is None
+            explores = chosen and (everyone or (by_model and self._must_learn(slot.request.domain, cost)))
+            free = chosen and not explores
             floors = self._floors(slot, room, cost) if free else fixed_floors(room)
-            plan.matches.append(match)
             plan.floors.append(floors if by_model else ())
             plan.explored.append(explores)
             plan.fair.append(by_model and not free)
         return plan
+
+    def _room(self, slot: Slot) -> int:
+        """The most tokens that a row may be proposed."""
+        fixed = slot.request.params.chain_length
+        return max(0, min(self.settings.max_chain_length if fixed is None else fixed, slot.tokens_left - 1))
+
+    def _worth_verifying(self, slots: list[Slot], matches: list[Match], cost: StepCost | None) -> list[Match]:
+        """The matches, cut to the length that pays.
+
+        A step costs what its longest chain costs, for all rows, so it is the gain of all together that must pay.
+        """
+        free = [slot.request.params.chain_length is None for slot in slots]
+        gains = [0.0] * max(len(match.chain) for match in matches)
+        for match, counts in zip(matches, free, strict=True):
+            for index in range(len(match.chain) if counts else 0):
+                gains[index] += match.rate ** (index + 1)
+        length = best_length(gains, cost, rows=len(slots))
+        return [
+            replace(match, chain=match.chain[:length]) if counts else match
+            for match, counts in zip(matches, free, strict=True)
+        ]
 
     def _floors(self, slot: Slot, room: int, cost: StepCost | None) -> tuple[float, ...]:
         survival = self._survival(slot.request.domain)

@@ -8,11 +8,13 @@ The chain's draft distribution is one-hot: token x is kept with probability targ
 from the target without x, so sampling stays exact.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-_PRIOR_ACCEPTED, _PRIOR_REACHED = 1.0, 2.0
+_FIRST_RATE = 0.3  # acceptance of n-gram tokens while nothing is known
+_PRIOR_TOKENS = 8.0  # how many tokens a belief weighs against what was counted
+_MEMORY = 512  # tokens of a match length; then its counts are halved, so that they follow the traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,19 +113,31 @@ class OutputStore:
 
 @dataclass(slots=True)
 class AcceptanceByMatch:
-    """P(accepted | reached) of n-gram tokens, by match length, as seen so far; a weak prior of one half."""
+    """P(accepted | reached) of n-gram tokens of one domain, by match length.
 
-    accepted: Counter[int] = field(default_factory=Counter)
-    reached: Counter[int] = field(default_factory=Counter)
+    A length that was seldom seen is believed to fare as all of them together do, and those, at first, modestly: a
+    chain that is refused costs every row of the batch.
+    """
+
+    accepted: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
+    reached: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
 
     def add(self, match_length: int, num_accepted: int, num_reached: int) -> None:
         """Count the outcome of one chain."""
         self.accepted[match_length] += num_accepted
         self.reached[match_length] += num_reached
+        if self.reached[match_length] >= _MEMORY:
+            self.accepted[match_length] /= 2
+            self.reached[match_length] /= 2
 
     def rate(self, match_length: int) -> float:
         """Return the acceptance to expect of each token of a chain."""
-        return (self.accepted[match_length] + _PRIOR_ACCEPTED) / (self.reached[match_length] + _PRIOR_REACHED)
+        overall = _blended(sum(self.accepted.values()), sum(self.reached.values()), _FIRST_RATE)
+        return _blended(self.accepted.get(match_length, 0.0), self.reached.get(match_length, 0.0), overall)
+
+
+def _blended(accepted: float, reached: float, belief: float) -> float:
+    return (accepted + _PRIOR_TOKENS * belief) / (reached + _PRIOR_TOKENS)
 
 
 def _suffixes(tokens: Sequence[int], lengths: "range | Iterator[int]") -> Iterator[tuple[int, ...]]:

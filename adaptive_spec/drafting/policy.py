@@ -11,6 +11,8 @@ drawn token still meets rejection sampling against the distribution it was drawn
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import accumulate
+from operator import mul
 
 import torch
 from torch import Tensor
@@ -56,7 +58,7 @@ def stopping_floors(survival: tuple[float, ...], cost: StepCost, longest: int) -
     """
     longest = min(longest, len(survival), len(cost.verify_seconds) - 1)
     draft = cost.draft_seconds
-    length = best_length(survival[:longest], cost, draft)
+    length = best_length(list(accumulate(survival[:longest], mul)), cost, draft)
     rate = (1 + _gain(survival, 0, length)) / (length * draft + cost.verify_seconds[length])
     floors = []
     for drawn in range(longest):
@@ -78,22 +80,21 @@ def _gain(survival: Sequence[float], start: int, stop: int) -> float:
     return total
 
 
-def best_length(survival: Sequence[float], cost: StepCost | None, draft_seconds: float = 0.0) -> int:
-    """Return the chain length with the largest expected goodput; ties go to the shorter.
+def best_length(gains: Sequence[float], cost: StepCost | None, draft_seconds: float = 0.0, rows: int = 1) -> int:
+    """Return the chain length with the largest expected goodput of a step; ties go to the shorter.
 
-    Maximises (1 + sum over i <= n of survival_1 … survival_i) / (n draft_seconds + verify_seconds[n]).
+    Maximises (rows + sum over i <= n of gains_i) / (n draft_seconds + verify_seconds[n]).
 
     Args:
-        survival: P(position accepted | reached), one per token that could be proposed.
-        cost: of this machine; None, not measured: the whole chain.
+        gains: expected accepted tokens of each position, summed over the rows.
+        cost: of a step of so many rows on this machine; None, not measured: the whole chain.
         draft_seconds: per proposed token; 0 for an n-gram chain.
     """
     if cost is None:
-        return len(survival)
-    best, best_goodput, emitted, reach = 0, 1 / cost.verify_seconds[0], 1.0, 1.0
-    for length, share in enumerate(survival[: len(cost.verify_seconds) - 1], start=1):
-        reach *= share
-        emitted += reach
+        return len(gains)
+    best, best_goodput, emitted = 0, rows / cost.verify_seconds[0], float(rows)
+    for length, gain in enumerate(gains[: len(cost.verify_seconds) - 1], start=1):
+        emitted += gain
         goodput = emitted / (length * draft_seconds + cost.verify_seconds[length])
         if goodput > best_goodput:
             best, best_goodput = length, goodput

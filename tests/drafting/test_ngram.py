@@ -4,10 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptive_spec.core import StepCost
 from adaptive_spec.drafting.memory import DomainMemory
 from adaptive_spec.drafting.ngram import NOTHING, AcceptanceByMatch, Match, OutputStore, SuffixIndex
-from adaptive_spec.drafting.policy import best_length
 from adaptive_spec.settings import DecoderSettings
 
 TOKENS = st.lists(st.integers(0, 3), max_size=40)
@@ -68,28 +66,25 @@ def test_the_longer_match_wins_and_the_request_wins_a_tie() -> None:
     memory.store.add([1, 2, 3, 50, 51])
     own = SuffixIndex(2, 4)
     own.extend([2, 3, 60, 61, 1, 2, 3])
-    assert memory.propose(own, 2) == Match((50, 51), 3, 0.5)
+    assert memory.propose(own, 2) == Match((50, 51), 3, 0.3)
     own.extend([70, 71, 1, 2, 3])
-    assert memory.propose(own, 2) == Match((70, 71), 3, 0.5)
+    assert memory.propose(own, 2) == Match((70, 71), 3, 0.3)
 
 
 def test_acceptance_is_counted_by_match_length() -> None:
     acceptance = AcceptanceByMatch()
-    assert acceptance.rate(3) == 0.5
+    assert acceptance.rate(3) == 0.3
     acceptance.add(3, 4, 5)
     acceptance.add(2, 0, 4)
-    assert acceptance.rate(3) == pytest.approx(5 / 7)
-    assert acceptance.rate(2) == pytest.approx(1 / 6)
+    assert acceptance.rate(4) == pytest.approx(6.4 / 17)  # (4 + 8 x 0.3) / (9 + 8): as all lengths together
+    assert acceptance.rate(3) == pytest.approx((4 + 8 * 6.4 / 17) / 13)
+    assert acceptance.rate(2) == pytest.approx((0 + 8 * 6.4 / 17) / 12)
 
 
-def test_the_best_length_by_hand() -> None:
-    flat = StepCost(1.0, (10.0, 10.0, 10.0, 10.0), "flat")
-    assert best_length([0.9, 0.9, 0.9], flat) == 3
-    steep = StepCost(1.0, (10.0, 14.0, 30.0, 40.0), "steep")
-    # emitted / seconds: 1/10 = .100, 1.5/14 = .107, 1.75/30 = .058
-    assert best_length([0.5, 0.5, 0.5], steep) == 1
-    # with a drafted token costing 5: 1.5/19 = .079
-    assert best_length([0.5, 0.5, 0.5], steep, draft_seconds=5.0) == 0
-    assert best_length([0.3] * 3, steep) == 0
-    assert best_length([0.99] * 9, flat) == 3  # never beyond what was measured
-    assert best_length([0.1] * 4, None) == 4
+def test_acceptance_follows_the_traffic() -> None:
+    acceptance = AcceptanceByMatch()
+    for _ in range(1000):
+        acceptance.add(3, 4, 4)
+    for _ in range(300):
+        acceptance.add(3, 0, 1)
+    assert acceptance.rate(3) < 0.6  # counted for ever it would still be above 0.9

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import operator
 
 import pytest
 from hypothesis import given
@@ -27,6 +28,23 @@ def test_stopping_floors_by_hand() -> None:
     assert floors[0] == pytest.approx(min(rate * 0.1 / 0.5, rate * 0.2 / 0.75))
 
 
+def test_the_best_length_by_hand() -> None:
+    flat = StepCost(1.0, (10.0, 10.0, 10.0, 10.0), "flat")
+    assert best_length([0.9, 0.81, 0.73], flat) == 3
+    steep = StepCost(1.0, (10.0, 14.0, 30.0, 40.0), "steep")
+    # emitted / seconds: 1/10 = .100, 1.5/14 = .107, 1.75/30 = .058
+    assert best_length([0.5, 0.25, 0.125], steep) == 1
+    # with a drafted token costing 5: 1.5/19 = .079
+    assert best_length([0.5, 0.25, 0.125], steep, draft_seconds=5.0) == 0
+    assert best_length([0.3, 0.09], steep) == 0
+    assert best_length([0.99] * 9, flat) == 3  # never beyond what was measured
+    assert best_length([0.1] * 4, None) == 4
+    # 4 rows of which one gains: 4/10 = .400, 4.5/14 = .321; three that gain: 5.5/14 = .393; four: 6/14 = .429
+    assert best_length([0.5], steep, rows=4) == 0
+    assert best_length([1.5], steep, rows=4) == 0
+    assert best_length([2.0], steep, rows=4) == 1
+
+
 def test_nothing_is_drafted_where_nothing_pays() -> None:
     assert stopping_floors((0.05, 0.05), CHEAP, 4)[0] > 1
     assert stopping_floors((0.0, 0.0), CHEAP, 4) == (math.inf, math.inf)
@@ -43,7 +61,7 @@ def test_the_first_token_is_drawn_exactly_where_a_fixed_length_pays(
 ) -> None:
     cost = StepCost(draft, tuple(itertools.accumulate([1.0, *more])), "any")
     floors = stopping_floors(tuple(survival), cost, 4)
-    if best_length(survival, cost, draft):
+    if best_length(list(itertools.accumulate(survival, operator.mul)), cost, draft):
         assert floors[0] <= 1 + 1e-9
     else:
         assert floors[0] >= 1 - 1e-9
