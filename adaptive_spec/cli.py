@@ -129,6 +129,7 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
     chain_length: Annotated[int | None, typer.Option(min=0, help="Fixed chain length; 0: no speculation.")] = None,
     drafter: Annotated[str | None, typer.Option(help="model, ngram or combined; without it, the service's.")] = None,
+    verifier: Annotated[str | None, typer.Option(help="exact, or a relaxed one that the operator allows.")] = None,
     record: Annotated[bool, typer.Option(help="Let the service keep a trace for learning.")] = True,
     raw: Annotated[
         bool, typer.Option("--raw", help="Complete the prompt as it is, without the chat template.")
@@ -146,7 +147,7 @@ def generate(
         "stream": True,
         "stream_options": {"include_usage": True},
         "metadata": {"domain": domain} if domain else None,
-        "speculation": {"chain_length": chain_length, "drafter": drafter, "record": record},
+        "speculation": {"chain_length": chain_length, "drafter": drafter, "verifier": verifier, "record": record},
     } | ({"prompt": text} if raw else {"messages": [{"role": "user", "content": text}]})
     pieces: list[str] = []
     last: dict[str, Any] = {}
@@ -176,17 +177,18 @@ def stats(
     release: Annotated[int | None, typer.Option(help="Only this release.")] = None,
     policy: Annotated[str | None, typer.Option(help="Only requests under: policy, fixed, off or cache.")] = None,
     drafter: Annotated[str | None, typer.Option(help="Only chains of: model or ngram.")] = None,
+    verifier: Annotated[str | None, typer.Option(help="Only steps judged by this verifier.")] = None,
     url: Url = None,
     json_: Json = False,
 ) -> None:
-    """Acceptance and speed per domain."""
+    """Acceptance, speed and divergence per domain."""
 
     def direct(database: "Database") -> dict[str, Any]:
         from adaptive_spec.serving import views
 
-        return views.stats(database, domain=domain, release=release, policy=policy, drafter=drafter)
+        return views.stats(database, domain=domain, release=release, policy=policy, drafter=drafter, verifier=verifier)
 
-    query = {"domain": domain, "release": release, "policy": policy, "drafter": drafter}
+    query = {"domain": domain, "release": release, "policy": policy, "drafter": drafter, "verifier": verifier}
     found = _ask(url, "/api/stats", query, direct)
     columns = (
         "domain",
@@ -196,6 +198,7 @@ def stats(
         "draft_acceptance_rate",
         "mean_acceptance_length",
         "tokens_per_second",
+        "divergence_share",
     )
     _show(found, found["domains"], columns, json_)
 

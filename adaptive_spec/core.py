@@ -12,6 +12,8 @@ from typing import Any
 
 DEFAULT_DOMAIN = "default"
 DRAFTERS = ("model", "ngram", "combined")  # combined: n-gram where a long enough suffix matches, else the model
+VERIFIERS = ("exact", "ngram", "logits", "hybrid", "typical", "topk_relaxed")  # all but exact are relaxed
+SIMILARITIES = ("cosine", "kl", "reverse_kl", "js", "tv")
 POOLED = "*"  # key of the thresholds that serve every domain without its own
 
 
@@ -42,6 +44,7 @@ class SamplingParams:
     drafter: str | None = None  # one of DRAFTERS; None: the decoder's setting
     adapter: str | None = None  # the domain whose adapter drafts; None: the request's own; "shared": the shared one
     chain_length: int | None = None  # None: the length policy decides; a number: exactly that; 0: no speculation
+    verifier: str | None = None  # one of VERIFIERS that the operator allows; None: the domain's
     record: bool = True  # False: statistics only, no trace is kept of this request
 
     @property
@@ -83,6 +86,10 @@ class Step:
     """The outcome of one step of one request.  ``positions``: reached ones only, all accepted but the last.
 
     The first step of a request is its prefill: no chain, one token.
+
+    verifier: the one in force; "exact" also where a relaxed one had spent its domain's divergence budget.
+    num_divergent: emitted tokens that exact verification would have refused.  total_variation: between target and
+    draft, summed over them; given_up_nats: log-prob of the target's best token less theirs, summed over them.
     """
 
     request_id: str
@@ -99,6 +106,10 @@ class Step:
     batch_size: int
     positions: tuple[Position, ...]
     at: datetime
+    verifier: str = "exact"
+    num_divergent: int = 0
+    total_variation: float = 0.0
+    given_up_nats: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +153,34 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True)
+class Rule:
+    """Which verifier judges a chain, and the numbers of all of them; each reads its own.
+
+    ngram_size, min_overlap: of ``ngram`` and ``hybrid``, the tokens of an n-gram and the smallest share of a chain's
+    n-grams that the target's own tokens must hold.  similarity, min_similarity: of ``logits`` and ``hybrid``, how two
+    distributions are compared and how alike they must be.  typical_epsilon, typical_delta: of ``typical``.
+    relaxed_top_k, relaxed_delta: of ``topk_relaxed``.
+    """
+
+    verifier: str = "exact"
+    ngram_size: int = 2
+    min_overlap: float = 0.5
+    similarity: str = "tv"
+    min_similarity: float = 0.7
+    typical_epsilon: float = 0.09
+    typical_delta: float = 0.3
+    relaxed_top_k: int = 10
+    relaxed_delta: float = 0.3
+
+
+@dataclass(frozen=True, slots=True)
 class Thresholds:
     """The numbers of one domain.
 
     temperature: the draft's logits are divided by it before its top probability is read as a confidence.
     stop_below: drafting goes on while the product of calibrated confidences so far is at least this.  0 never stops.
     max_chain_length: 0 turns speculation off, save for exploring steps.
+    rule: how chains of the domain are verified; None: as the settings say.
     """
 
     temperature: float = 1.0
@@ -155,6 +188,7 @@ class Thresholds:
     max_chain_length: int = 4
     survival: tuple[float, ...] = ()  # P(position accepted | reached), as measured
     num_observations: int = 0
+    rule: Rule | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,9 @@ class Service:
         self._threads = self.settings.model.threads or torch.get_num_threads()
         torch.set_num_threads(self._threads)
         self.pair = self._given_pair or load_pair(self.settings.model)
-        self.engine = Engine(self.pair, self.settings.decoder, self._listeners())
+        self.engine = Engine(
+            self.pair, self.settings.decoder, self._listeners(), verification=self.settings.verification
+        )
         self.engine.start()
         progress("cost of a step")
         self.cost = self._measure_cost()
@@ -158,11 +160,11 @@ class Service:
         return version
 
     def _listeners(self) -> Listeners:
-        records = self.settings.records
+        records, writer = self.settings.records, self.writer
         if not records.enabled:
-            return Listeners()
+            return Listeners(on_event=writer.event)
         return Listeners(
-            self.writer.on_step, self.writer.on_finish, self.writer.on_trace, records.trace_top_k, records.trace_share
+            writer.on_step, writer.on_finish, writer.on_trace, writer.event, records.trace_top_k, records.trace_share
         )
 
     def _run(self, run_id: int) -> None:

@@ -6,13 +6,15 @@ variables are ADAPTIVE_SPEC_<SECTION>__<NAME>.  Flags arrive as the ``overrides`
 
 import os
 import tomllib
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from adaptive_spec.core import Rule
 from adaptive_spec.errors import SettingsError
 
 CONFIG_VARIABLE = "ADAPTIVE_SPEC_CONFIG"
@@ -24,6 +26,7 @@ def data_dir() -> Path:
 
 
 Drafter = Literal["model", "ngram", "combined"]
+Verifier = Literal["exact", "ngram", "logits", "hybrid", "typical", "topk_relaxed"]
 
 
 class _Section(BaseModel):
@@ -62,6 +65,38 @@ class DecoderSettings(_Section):
     prefix_cache_tokens: int = Field(default=4096, ge=0)  # of prompts whose KV is kept for the next ones; 0: none
     static_shapes: Literal["auto", "on", "off"] = "auto"  # auto: on a device and where forwards are compiled
     compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = "off"
+
+
+class VerificationSettings(_Section):
+    """Which rule decides what is kept of a chain.  All but ``exact`` are relaxed and run under a divergence budget."""
+
+    verifier: Verifier = "exact"
+    domain_verifiers: dict[str, Verifier] = Field(default_factory=dict)  # of domains for which it is another
+    allowed: tuple[Verifier, ...] = ()  # relaxed verifiers that requests and releases may choose
+    divergence_budget: float = Field(default=0.02, ge=0, le=1)  # largest share of diverging tokens; 0: exact
+    domain_budgets: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field(default_factory=dict)
+    budget_window_tokens: int = Field(default=1000, ge=1)  # unspent budget is kept for so many tokens
+    ngram_size: int = Field(default=2, ge=1, le=16)
+    min_overlap: float = Field(default=0.5, ge=0, le=1)
+    similarity: Literal["cosine", "kl", "reverse_kl", "js", "tv"] = "tv"
+    min_similarity: float = Field(default=0.7, ge=0, le=1)
+    typical_epsilon: float = Field(default=0.09, ge=0, le=1)
+    typical_delta: float = Field(default=0.3, ge=0)
+    relaxed_top_k: int = Field(default=10, ge=1)
+    relaxed_delta: float = Field(default=0.3, ge=0, le=1)
+
+    def rule(self, domain: str) -> Rule:
+        """The rule of a domain for which no request and no release says another."""
+        numbers = {field.name: getattr(self, field.name) for field in fields(Rule)}
+        return Rule(**{**numbers, "verifier": self.domain_verifiers.get(domain, self.verifier)})
+
+    def permits(self, verifier: str, domain: str) -> bool:
+        """Whether a request or a release may choose it."""
+        return verifier in ("exact", self.domain_verifiers.get(domain, self.verifier), *self.allowed)
+
+    def budget(self, domain: str) -> float:
+        """The divergence budget of a domain."""
+        return self.domain_budgets.get(domain, self.divergence_budget)
 
 
 class RecordSettings(_Section):
@@ -133,6 +168,7 @@ class Settings(BaseSettings):
 
     model: ModelSettings = ModelSettings()
     decoder: DecoderSettings = DecoderSettings()
+    verification: VerificationSettings = VerificationSettings()
     records: RecordSettings = Field(default_factory=RecordSettings)
     learning: LearningSettings = LearningSettings()
     calibration: CalibrationSettings = CalibrationSettings()

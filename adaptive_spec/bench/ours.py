@@ -38,7 +38,7 @@ class Recorder:
             self._database, TraceStore(self._database, records.folder, records.held_out_share), records
         )
         self.listeners = Listeners(
-            self._writer.on_step, self._writer.on_finish, self._writer.on_trace, records.trace_top_k
+            self._writer.on_step, self._writer.on_finish, self._writer.on_trace, trace_top_k=records.trace_top_k
         )
 
     def close(self) -> None:

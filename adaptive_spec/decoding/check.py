@@ -1,14 +1,16 @@
 """What a request must be like to be decoded."""
 
-from adaptive_spec.core import DRAFTERS, Request
+from adaptive_spec.core import DRAFTERS, VERIFIERS, Request
 from adaptive_spec.errors import RequestError
-from adaptive_spec.settings import DecoderSettings
+from adaptive_spec.settings import DecoderSettings, VerificationSettings
 
 _MOST_LOGPROBS = 20  # as many as OpenAI's API gives
 _MOST_CHOICES = 8
 
 
-def check_request(request: Request, settings: DecoderSettings, vocab_size: int) -> None:
+def check_request(
+    request: Request, settings: DecoderSettings, verification: VerificationSettings, vocab_size: int
+) -> None:
     """Raise RequestError for a request that cannot be served as asked."""
     params, limit = request.params, settings.max_context_tokens
     if not request.prompt_ids:
@@ -32,6 +34,13 @@ def check_request(request: Request, settings: DecoderSettings, vocab_size: int) 
         raise RequestError(f"chain_length must lie in [0, {settings.max_chain_length}] or be left out.")
     if params.drafter is not None and params.drafter not in DRAFTERS:
         raise RequestError(f"drafter {params.drafter!r} is unknown; choose one of {', '.join(DRAFTERS)}.")
+    if params.verifier is not None and params.verifier not in VERIFIERS:
+        raise RequestError(f"verifier {params.verifier!r} is unknown; choose one of {', '.join(VERIFIERS)}.")
+    if params.verifier is not None and not verification.permits(params.verifier, request.domain):
+        raise RequestError(
+            f"verifier {params.verifier!r} is not allowed here, because it may change the answer; leave it out, or "
+            "have the operator add it to verification.allowed."
+        )
     if not 1 <= params.n <= _MOST_CHOICES:
         raise RequestError(f"n must lie in [1, {_MOST_CHOICES}]; send several requests for more.")
     if params.logprobs is not None and not 0 <= params.logprobs <= min(_MOST_LOGPROBS, vocab_size):

@@ -23,6 +23,7 @@ from adaptive_spec.decoding.failures import failure
 from adaptive_spec.decoding.listeners import GuardedListeners, Listeners
 from adaptive_spec.decoding.prefix import PrefixCache
 from adaptive_spec.decoding.propose import Chains, Proposer, no_chains
+from adaptive_spec.decoding.rules import Relaxation, Rules
 from adaptive_spec.decoding.sampling import Sampling, sampling_of
 from adaptive_spec.decoding.slot import Delta, Slot, TokenLogProb
 from adaptive_spec.decoding.text import TextStream
@@ -33,7 +34,7 @@ from adaptive_spec.errors import AdaptiveSpecError, BusyError
 from adaptive_spec.models.linear import exchange_linears
 from adaptive_spec.models.loading import ModelPair
 from adaptive_spec.models.weights import Deltas, DraftWeights
-from adaptive_spec.settings import DecoderSettings
+from adaptive_spec.settings import DecoderSettings, VerificationSettings
 from adaptive_spec.verification.distribution import log_probs_of, sparse_log_probs
 from adaptive_spec.verification.transfer import on_device, read
 
@@ -45,10 +46,19 @@ _COST_CONTEXT_TOKENS = 160  # where costs are measured: a short prompt and some 
 class Decoder:
     """Owns both models' caches and their rows."""
 
-    def __init__(self, pair: ModelPair, settings: DecoderSettings, listeners: Listeners, seed: int = 0) -> None:
+    def __init__(
+        self,
+        pair: ModelPair,
+        settings: DecoderSettings,
+        listeners: Listeners,
+        seed: int = 0,
+        verification: VerificationSettings | None = None,
+    ) -> None:
         self.pair = pair
         self.settings = settings
+        self.verification = verification or VerificationSettings()
         self.listeners = GuardedListeners(listeners)
+        self.rules = Rules(self.verification, self.listeners.on_event)
         self.slots: list[Slot] = []  # live: the whole prompt is in the cache
         self.filling: list[Slot] = []
         self._random = random.Random(seed)
@@ -86,7 +96,7 @@ class Decoder:
 
     def check(self, request: Request) -> None:
         """Raise RequestError for a request that cannot be served as asked."""
-        check_request(request, self.settings, self.pair.vocab_size)
+        check_request(request, self.settings, self.verification, self.pair.vocab_size)
 
     def admit(self, request: Request, emit: Callable[[Delta], None], submitted: float) -> None:
         """Give a request the next free row."""
@@ -136,14 +146,14 @@ class Decoder:
     @torch.inference_mode()
     def step(self) -> None:
         """Run one step for every live row."""
-        sampling = self._sampling(self.slots)
-        chains = self.proposer.propose(self.slots, sampling)
+        sampling, relaxation = self._sampling(self.slots), self.rules.plan(self.slots, self.release)
+        chains = self.proposer.propose(self.slots, sampling, compares=relaxation is not None)
         began = time.perf_counter()
         last = on_device([[slot.tokens[-1]] for slot in self.slots], self.pair.device)
         rows, starts = list(range(len(self.slots))), [slot.target_length for slot in self.slots]
         logits = self.target_cache.forward(rows, torch.cat([last, chains.ids], dim=1), starts)
-        verdict = judge(self.slots, logits, chains, sampling)
-        self._emit(self.slots, chains, verdict, time.perf_counter() - began)
+        verdict = judge(self.slots, logits, chains, sampling, relaxation)
+        self._emit(self.slots, chains, verdict, time.perf_counter() - began, relaxation)
         for row in reversed([row for row, slot in enumerate(self.slots) if slot.finish_reason]):
             self._leave(row)
 
@@ -219,15 +229,25 @@ class Decoder:
         read(logits.argmax(-1))  # waits for the device
         return time.perf_counter() - began
 
-    def _emit(self, slots: Sequence[Slot], chains: Chains, verdict: Verdict, verify_seconds: float) -> None:
+    def _emit(
+        self,
+        slots: Sequence[Slot],
+        chains: Chains,
+        verdict: Verdict,
+        verify_seconds: float,
+        relaxation: Relaxation | None = None,
+    ) -> None:
         for row, slot in enumerate(slots):
+            verifier = relaxation.verifier(row) if relaxation else "exact"
             try:
-                self._emit_row(slot, row, chains, verdict, verify_seconds)
+                self._emit_row(slot, row, chains, verdict, verify_seconds, verifier)
             except Exception as error:
                 logger.exception("request %s is ended with an error; the others go on", slot.request.request_id)
                 slot.end("error", failure(error))
 
-    def _emit_row(self, slot: Slot, row: int, chains: Chains, verdict: Verdict, verify_seconds: float) -> None:
+    def _emit_row(
+        self, slot: Slot, row: int, chains: Chains, verdict: Verdict, verify_seconds: float, verifier: str
+    ) -> None:
         length, accepted = verdict.lengths[row], verdict.num_accepted[row]
         before = len(slot.tokens)
         kept = slot.accept([*verdict.chains[row][:accepted], verdict.next_tokens[row]], self._eos)
@@ -241,6 +261,9 @@ class Decoder:
         slot.num_steps += 1
         slot.num_draft_tokens += length
         slot.num_accepted += accepted
+        gave_up = verdict.gave_up(row, kept)
+        slot.num_divergent += gave_up.num_divergent
+        self.rules.count(slot, self.release, kept, gave_up.num_divergent, gave_up.wanted_more)
         if self.release.version not in slot.releases:
             slot.releases.append(self.release.version)
         if self._keeps_trace(slot):
@@ -263,6 +286,10 @@ class Decoder:
                 for index in range(min(accepted + 1, length))
             ),
             at=datetime.now(UTC),
+            verifier=verifier,
+            num_divergent=gave_up.num_divergent,
+            total_variation=gave_up.total_variation,
+            given_up_nats=gave_up.given_up_nats,
         )
         slot.send(slot.tokens[before:], self._log_probs(slot, verdict.logits[row, :kept]))
         self.listeners.on_step(step)

@@ -16,6 +16,7 @@ from typing import Any
 from adaptive_spec.calibration.cost import CostModel, measure_cost
 from adaptive_spec.core import Release, Request
 from adaptive_spec.decoding.answers import Answer, AnswerCache
+from adaptive_spec.decoding.budget import Budget
 from adaptive_spec.decoding.decoder import Decoder
 from adaptive_spec.decoding.failures import failure, is_out_of_memory
 from adaptive_spec.decoding.listeners import Listeners
@@ -25,7 +26,7 @@ from adaptive_spec.decoding.stream import Choice, Stream
 from adaptive_spec.errors import AdaptiveSpecError, BusyError, DeadlineError, RequestError, UnavailableError
 from adaptive_spec.models.loading import ModelPair
 from adaptive_spec.models.weights import Deltas
-from adaptive_spec.settings import DecoderSettings
+from adaptive_spec.settings import DecoderSettings, VerificationSettings
 
 logger = logging.getLogger(__name__)
 
@@ -36,11 +37,16 @@ class Engine:
     """One thread, one decoder, a bounded queue in front."""
 
     def __init__(
-        self, pair: ModelPair, settings: DecoderSettings, listeners: Listeners | None = None, seed: int = 0
+        self,
+        pair: ModelPair,
+        settings: DecoderSettings,
+        listeners: Listeners | None = None,
+        seed: int = 0,
+        verification: VerificationSettings | None = None,
     ) -> None:
         self.pair = pair
         self.settings = settings
-        self.decoder = Decoder(pair, settings, listeners or Listeners(), seed)
+        self.decoder = Decoder(pair, settings, listeners or Listeners(), seed, verification)
         self.answers = AnswerCache(settings.answer_cache_tokens, pair.hashes["target"])
         self.last_swap_seconds = 0.0
         self._waiting = FairQueue()
@@ -65,6 +71,10 @@ class Engine:
     @property
     def num_recalled_tokens(self) -> int:
         return self.decoder.prefixes.num_recalled
+
+    @property
+    def budgets(self) -> Mapping[str, Budget]:
+        return self.decoder.rules.budgets
 
     @property
     def num_listener_failures(self) -> int:
@@ -107,7 +117,7 @@ class Engine:
         """
         self.decoder.check(request)
         stream = Stream(self._bounded(request), self.cancel)
-        found = [(choice, self.answers.find(choice.request)) for choice in stream.choices]
+        found = [(choice, self._known_answer(choice.request)) for choice in stream.choices]
         new = [choice for choice, answer in found if answer is None]
         with self._changed:
             if self.stopping:
@@ -237,7 +247,9 @@ class Engine:
             if choice is None:
                 return
             try:
-                put = self.answers.listening(choice.request, choice.put)
+                put = choice.put
+                if self.decoder.rules.is_exact(choice.request, self.release):
+                    put = self.answers.listening(choice.request, put)
                 self.decoder.admit(choice.request, put, choice.submitted)
             except Exception as error:
                 logger.exception("request %s could not be admitted", choice.request.request_id)
@@ -296,6 +308,10 @@ class Engine:
             if choice is None:
                 return
             self._end_undecoded(choice, "error", UnavailableError(_STOPPING))
+
+    def _known_answer(self, request: Request) -> Answer | None:
+        exact = self.decoder.rules.is_exact(request, self.release)
+        return self.answers.find(request) if exact else None
 
     def _repeat(self, choice: Choice, answer: Answer) -> None:
         """Answer out of the cache."""

@@ -17,6 +17,7 @@ class Listeners:
     on_step: Callable[[Step], None] = lambda _: None
     on_finish: Callable[[FinishedRequest], None] = lambda _: None
     on_trace: Callable[[Trace], None] = lambda _: None
+    on_event: Callable[[str, dict[str, Any], str], None] = lambda kind, detail, domain: None
     trace_top_k: int = 0
     trace_share: float = 1.0
 
@@ -39,9 +40,12 @@ class GuardedListeners:
     def on_trace(self, trace: Trace) -> None:
         self._tell(self._listeners.on_trace, trace)
 
-    def _tell(self, listener: Callable[[Any], None], outcome: Any) -> None:
+    def on_event(self, kind: str, detail: dict[str, Any], domain: str) -> None:
+        self._tell(self._listeners.on_event, kind, detail, domain)
+
+    def _tell(self, listener: Callable[..., None], *outcome: Any) -> None:
         try:
-            listener(outcome)
+            listener(*outcome)
         except Exception as error:
             self.num_failures += 1
             # The traceback once: a listener that is broken raises on every step.

@@ -44,6 +44,8 @@ class Chains:
 
     ids: [rows, width].  lengths: [rows], how many of them are proposed.  confidences: [rows, width].
     probs: [rows, width, vocab] they were drawn from; None when every row is greedy: then the chain alone decides.
+    log_probs: [rows, width, vocab], what relaxed rules compare with the target's: what a row was drawn from, of a
+    greedy row the calibrated distribution; None when all are verified exactly; undefined beyond a chain's end.
     matches: of n-gram chains; NOTHING where the model drafted.  fair: rows whose length was fixed beforehand.
     """
 
@@ -51,6 +53,7 @@ class Chains:
     lengths: Tensor
     confidences: Tensor
     probs: Tensor | None
+    log_probs: Tensor | None
     explored: list[bool]
     fair: list[bool]
     matches: list[Match]
@@ -67,7 +70,7 @@ def no_chains(rows: int, device: torch.device, vocab_size: int | None) -> Chains
     probs = None if vocab_size is None else torch.zeros(rows, 0, vocab_size, device=device)
     falses = [False] * rows
     return Chains(
-        ids, lengths.to(device), torch.zeros(rows, 0, device=device), probs, falses, falses, [NOTHING] * rows, 0.0
+        ids, lengths.to(device), torch.zeros(rows, 0, device=device), probs, None, falses, falses, [NOTHING] * rows, 0.0
     )
 
 
@@ -98,20 +101,26 @@ class Proposer:
         self._device = cache.model.device
         self._vocab_size = int(cache.model.config.vocab_size)
 
-    def propose(self, slots: list[Slot], sampling: Sampling | None) -> Chains:
-        """Draft for every row.  sampling: None when every row is greedy."""
+    def propose(self, slots: list[Slot], sampling: Sampling | None, compares: bool = False) -> Chains:
+        """Draft for every row.
+
+        Args:
+            sampling: None when every row is greedy.
+            compares: whether a relaxed rule will look at what was drawn from.
+        """
         began = time.perf_counter()
         plan = self._plan(slots)
         width = max(len(match.chain) or len(floors) for match, floors in zip(plan.matches, plan.floors, strict=True))
         if self.cache.static and width:
             width = self.settings.max_chain_length
-        chains = self._empty(width, plan, sampling)
+        chains = self._empty(width, plan, sampling, compares)
         if any(plan.floors):
             self._draw(slots, chains, plan.floors, sampling)
         if not self.cache.static:
             width = int(chains.lengths.max()) if width else 0
             chains.ids, chains.confidences = chains.ids[:, :width], chains.confidences[:, :width]
             chains.probs = None if chains.probs is None else chains.probs[:, :width]
+            chains.log_probs = None if chains.log_probs is None else chains.log_probs[:, :width]
         chains.seconds = time.perf_counter() - began
         return chains
 
@@ -218,14 +227,16 @@ class Proposer:
         trusted = slot.drafter == "ngram" or match.match_length >= self.settings.ngram_trusted_match
         return match if trusted else NOTHING
 
-    def _empty(self, width: int, plan: _Plan, sampling: Sampling | None) -> Chains:
+    def _empty(self, width: int, plan: _Plan, sampling: Sampling | None, compares: bool) -> Chains:
         """Chains with the n-gram ones filled in."""
         device, rows = self._device, len(plan.matches)
         padded = [[*match.chain, *[0] * (width - len(match.chain))] for match in plan.matches]
         ids = on_device(padded, device, torch.long).view(rows, width)
         lengths = on_device([len(match.chain) for match in plan.matches], device)
         confidences = torch.zeros(rows, width, device=device)
-        probs = None if sampling is None else torch.zeros(rows, width, self._vocab_size, device=device)
+        everywhere = (rows, width, self._vocab_size)
+        probs = None if sampling is None else torch.zeros(everywhere, device=device)
+        log_probs = torch.empty(everywhere, device=device) if compares else None
         for row, match in enumerate(plan.matches):
             if not match.chain:
                 continue
@@ -233,7 +244,9 @@ class Proposer:
             confidences[row, :length] = match.rate
             if probs is not None:
                 probs[row, :length].scatter_(-1, ids[row, :length, None], 1.0)
-        return Chains(ids, lengths, confidences, probs, plan.explored, plan.fair, plan.matches, 0.0)
+            if log_probs is not None:
+                log_probs[row].fill_(-torch.inf).scatter_(-1, ids[row, :, None], 0.0)
+        return Chains(ids, lengths, confidences, probs, log_probs, plan.explored, plan.fair, plan.matches, 0.0)
 
     def _draw(
         self, slots: list[Slot], chains: Chains, floors: list[tuple[float, ...]], sampling: Sampling | None
@@ -252,35 +265,46 @@ class Proposer:
                 if not rows:
                     return
             at = on_device(rows, device)
-            tokens, tops, probs = self._next([slots[row] for row in rows], rows, chains.ids, position, sampling)
+            tokens, tops = self._next([slots[row] for row in rows], rows, chains, position, sampling, temperature[at])
             counts = going[at]
             chains.ids[at, position] = tokens
             chains.confidences[at, position] = tops
             chains.lengths[at] += counts
-            if chains.probs is not None and probs is not None:
-                chains.probs[at, position] = probs
             reach[at] *= calibrated_confidence(tops, temperature[at])
 
     def _next(
-        self, slots: list[Slot], rows: list[int], ids: Tensor, position: int, sampling: Sampling | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The next token of some rows, the draft's top probability, and the distribution if it was drawn from one."""
-        trimmed = self.weights.trimmed
+        self,
+        slots: list[Slot],
+        rows: list[int],
+        chains: Chains,
+        position: int,
+        sampling: Sampling | None,
+        temperature: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """The next token of some rows and the draft's top probability; what it was drawn from goes into the chains."""
+        trimmed, ids = self.weights.trimmed, chains.ids
         logits = self._logits(slots, rows, ids, position)
         tops = logits.float().softmax(-1).amax(-1)
-        plain = sampling is None and not any(slot.request.params.penalises for slot in slots)
-        if plain:
+        compares = chains.log_probs is not None
+        if sampling is None and not compares and not any(slot.request.params.penalises for slot in slots):
             tokens = logits.argmax(-1)
-            return tokens if trimmed is None else trimmed.token_ids[tokens], tops, None
+            return tokens if trimmed is None else trimmed.token_ids[tokens], tops
         if trimmed is not None:
             everywhere = logits.new_full((len(rows), self._vocab_size), -torch.inf)
             logits = everywhere.index_copy(1, trimmed.token_ids, logits)
         at = on_device(rows, self._device)
         logits = penalised(slots, logits[:, None], ids[at, :position], position)
-        if sampling is None:
-            return logits[:, 0].argmax(-1), tops, None
-        probs = processed_probs(logits, sampling.processing.rows(at))[:, 0]
-        return sample(probs, sampling.draft[at, position]), tops, probs
+        probs = None if sampling is None else processed_probs(logits, sampling.processing.rows(at))[:, 0]
+        if chains.log_probs is not None:
+            compared = (logits[:, 0].float() / temperature[:, None]).log_softmax(-1)
+            if sampling is not None and probs is not None:
+                compared = torch.where(sampling.processing.greedy[at, None], compared, probs.log())
+            chains.log_probs[at, position] = compared
+        if sampling is None or probs is None:
+            return logits[:, 0].argmax(-1), tops
+        assert chains.probs is not None
+        chains.probs[at, position] = probs
+        return sample(probs, sampling.draft[at, position]), tops
 
     def _logits(self, slots: list[Slot], rows: list[int], ids: Tensor, position: int) -> Tensor:
         """Draft logits [rows, tokens of the head]; feeds whatever the draft has not seen yet.

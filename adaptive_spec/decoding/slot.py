@@ -30,6 +30,7 @@ class Usage:
     num_accepted_draft_tokens: int
     releases: tuple[int, ...]
     cached: bool = False  # the answer of an earlier request; nothing was decoded
+    num_divergent_tokens: int = 0  # that exact verification would have refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,7 @@ class Slot:
     num_steps: int = 0
     num_draft_tokens: int = 0
     num_accepted: int = 0
+    num_divergent: int = 0
     releases: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     first_token: float | None = None
@@ -142,6 +144,7 @@ class Slot:
             self.num_draft_tokens,
             self.num_accepted,
             tuple(self.releases),
+            num_divergent_tokens=self.num_divergent,
         )
 
     def finished(self) -> FinishedRequest:

@@ -13,6 +13,15 @@ from sqlalchemy import Executable, Row, case, distinct, func, select
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.tables import RequestRow, StepRow
 
+_COUNTS = (
+    "num_spec_steps",
+    "num_draft_tokens",
+    "num_accepted_draft_tokens",
+    "num_emitted_tokens",
+    "num_divergent_tokens",
+)
+_SUMS = ("overlap_sum", "total_variation", "given_up_nats")
+
 
 @dataclass(frozen=True, slots=True)
 class DomainStatistics:
@@ -21,6 +30,9 @@ class DomainStatistics:
     num_spec_steps: steps that drafted at least one token.  num_emitted_tokens: of all steps, drafting or not.
     mean_acceptance_length: 1 + accepted / spec steps.  acceptance_per_position: accepted / reached.
     expected_acceptance: mean over reached positions of sum of min(target, draft).
+    num_divergent_tokens: emitted tokens that exact verification would have refused; divergence_share is their share.
+    mean_total_variation: between target and draft, and mean_given_up_nats: log-prob of the target's best token less the
+    kept one's; both over divergent tokens.
     num_cached_requests: answered out of the cache; no other number counts them.
     tokens_per_second: completion tokens / decode seconds, over finished requests.
     """
@@ -37,6 +49,10 @@ class DomainStatistics:
     acceptance_per_position: tuple[float, ...]
     expected_acceptance: float
     tokens_per_second: float
+    num_divergent_tokens: int
+    divergence_share: float
+    mean_total_variation: float
+    mean_given_up_nats: float
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON types."""
@@ -48,14 +64,15 @@ class _Sums:
     """Running totals of one domain; ``reached`` and ``accepted`` count by position."""
 
     totals: Counter[str] = field(default_factory=Counter)
-    overlap_sum: float = 0.0
+    sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_SUMS, 0.0))
     reached: Counter[int] = field(default_factory=Counter)
     accepted: Counter[int] = field(default_factory=Counter)
 
     def add(self, row: Row[Any]) -> None:
-        for name in ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "num_emitted_tokens"):
+        for name in _COUNTS:
             self.totals[name] += int(getattr(row, name))
-        self.overlap_sum += float(row.overlap_sum)
+        for name in _SUMS:
+            self.sums[name] += float(getattr(row, name))
         for position in range(row.num_reached):
             self.reached[position] += row.num_steps
         for position in range(row.num_reached_accepted):
@@ -70,6 +87,7 @@ def domain_statistics(
     since: datetime | None = None,
     policy: str | None = None,
     drafter: str | None = None,
+    verifier: str | None = None,
 ) -> list[DomainStatistics]:
     """Return one entry per domain with at least one step or cached answer, sorted by domain.
 
@@ -80,16 +98,17 @@ def domain_statistics(
         policy: only requests under "policy", "fixed", "off" or "cache"; leaves out requests still running.
         drafter: only steps whose chain "model" or "ngram" proposed, which leaves out cached answers; the speed is of
             whole requests all the same.
+        verifier: only steps that were judged by it; the same holds.
     """
     with database.session_scope(read_only=True) as session:
-        steps = _steps(domain, release, since, policy, drafter)
+        steps = _steps(domain, release, since, policy, drafter, verifier)
         sums: dict[str, _Sums] = defaultdict(_Sums)
         for row in session.execute(_step_sums(steps)):
             sums[row.domain].add(row)
         num_requests = {row[0]: int(row[1]) for row in session.execute(_request_counts(steps))}
         speeds = {row[0]: float(row[1]) for row in session.execute(_speeds(domain, release, since, policy))}
         cached: Counter[str] = Counter()
-        if drafter is None:
+        if drafter is None and verifier is None:
             cached.update({row[0]: int(row[1]) for row in session.execute(_cached(domain, release, since, policy))})
     return [
         _statistics(name, sums[name], num_requests.get(name, 0), cached[name], speeds.get(name))
@@ -123,7 +142,12 @@ def request_series(database: Database, domain: str | None = None, limit: int = 5
 
 
 def _steps(
-    domain: str | None, release: int | None, since: datetime | None, policy: str | None, drafter: str | None
+    domain: str | None,
+    release: int | None,
+    since: datetime | None,
+    policy: str | None,
+    drafter: str | None,
+    verifier: str | None,
 ) -> list[Any]:
     conditions: list[Any] = []
     if domain is not None:
@@ -134,6 +158,8 @@ def _steps(
         conditions.append(StepRow.at >= since)
     if drafter is not None:
         conditions.append(StepRow.drafter == drafter)
+    if verifier is not None:
+        conditions.append(StepRow.verifier == verifier)
     if policy is not None:
         conditions.append(StepRow.request_id.in_(select(RequestRow.request_id).where(RequestRow.policy == policy)))
     return conditions
@@ -149,7 +175,8 @@ def _step_sums(conditions: list[Any]) -> Executable:
             func.sum(StepRow.chain_length).label("num_draft_tokens"),
             func.sum(StepRow.num_accepted).label("num_accepted_draft_tokens"),
             func.sum(StepRow.num_emitted).label("num_emitted_tokens"),
-            func.sum(StepRow.overlap_sum).label("overlap_sum"),
+            func.sum(StepRow.num_divergent).label("num_divergent_tokens"),
+            *(func.sum(getattr(StepRow, name)).label(name) for name in _SUMS),
         )
         .where(*conditions)
         .group_by(*outcome)
@@ -193,7 +220,7 @@ def _requests(domain: str | None, release: int | None, since: datetime | None, p
 def _statistics(
     domain: str, sums: _Sums, num_requests: int, num_cached_requests: int, speed: float | None
 ) -> DomainStatistics:
-    accepted = sums.totals["num_accepted_draft_tokens"]
+    accepted, divergent = sums.totals["num_accepted_draft_tokens"], sums.totals["num_divergent_tokens"]
     return DomainStatistics(
         domain=domain,
         num_requests=num_requests,
@@ -205,6 +232,10 @@ def _statistics(
         draft_acceptance_rate=accepted / max(1, sums.totals["num_draft_tokens"]),
         mean_acceptance_length=1 + accepted / max(1, sums.totals["num_spec_steps"]),
         acceptance_per_position=tuple(sums.accepted[i] / sums.reached[i] for i in sorted(sums.reached)),
-        expected_acceptance=sums.overlap_sum / max(1, sums.reached.total()),
+        expected_acceptance=sums.sums["overlap_sum"] / max(1, sums.reached.total()),
         tokens_per_second=speed or 0.0,
+        num_divergent_tokens=divergent,
+        divergence_share=divergent / max(1, sums.totals["num_emitted_tokens"]),
+        mean_total_variation=sums.sums["total_variation"] / max(1, divergent),
+        mean_given_up_nats=sums.sums["given_up_nats"] / max(1, divergent),
     )

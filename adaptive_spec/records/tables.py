@@ -122,6 +122,10 @@ class StepRow(Base):
     draft_seconds: Mapped[float]
     verify_seconds: Mapped[float]
     batch_size: Mapped[int]
+    verifier: Mapped[str]
+    num_divergent: Mapped[int]  # emitted tokens that exact verification would have refused
+    total_variation: Mapped[float]  # summed over them, as the log-prob given up
+    given_up_nats: Mapped[float]
     at: Mapped[datetime] = mapped_column(index=True)
 
     __table_args__ = (

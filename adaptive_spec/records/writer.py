@@ -205,6 +205,10 @@ def _step_row(step: Step) -> dict[str, Any]:
         "draft_seconds": float(step.draft_seconds),
         "verify_seconds": float(step.verify_seconds),
         "batch_size": int(step.batch_size),
+        "verifier": step.verifier,
+        "num_divergent": int(step.num_divergent),
+        "total_variation": float(step.total_variation),
+        "given_up_nats": float(step.given_up_nats),
         "at": step.at,
     }
 

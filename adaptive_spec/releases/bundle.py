@@ -21,16 +21,17 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from adaptive_spec.core import Release, Thresholds
+from adaptive_spec.core import SIMILARITIES, VERIFIERS, Release, Rule, Thresholds
 from adaptive_spec.errors import ReleaseError
 from adaptive_spec.releases.adapter import ADVICE, CONFIG_NAME, WEIGHTS_NAME, load_adapter_delta, verify_adapter
 
 __all__ = ["bundle_name", "load_adapter_delta", "read_bundle", "verify_adapter", "write_bundle"]
 
-FORMAT = 2
+FORMAT = 3
 _READABLE = {  # format -> what its release.json holds
     1: {"version", "thresholds", "provenance"},
     2: {"version", "thresholds", "provenance", "vocabulary", "domain_adapters"},
+    3: {"version", "thresholds", "provenance", "vocabulary", "domain_adapters"},  # thresholds may hold a rule
 }
 MAX_CHAIN_LENGTH = 64
 _MANIFEST, _DESCRIPTION, _ADAPTER = "manifest.json", "release.json", "adapter"
@@ -202,7 +203,9 @@ def _json_bytes(value: dict[str, Any]) -> bytes:
 
 def _thresholds(domain: str, values: Any) -> Thresholds:
     try:
-        return _checked(domain, Thresholds(**{**values, "survival": tuple(values["survival"])}))
+        rule = values.get("rule")
+        made = {"survival": tuple(values["survival"]), "rule": None if rule is None else Rule(**rule)}
+        return _checked(domain, Thresholds(**{**values, **made}))
     except (TypeError, KeyError) as error:
         raise ReleaseError(f"The thresholds of {domain!r} are malformed ({error}). {ADVICE}") from error
 
@@ -215,11 +218,24 @@ def _checked(domain: str, values: Thresholds) -> Thresholds:
         "max_chain_length": _is_count(values.max_chain_length) and values.max_chain_length <= MAX_CHAIN_LENGTH,
         "survival": all(_is_number(share) and 0 <= share <= 1 for share in values.survival),
         "num_observations": _is_count(values.num_observations),
+        "rule": values.rule is None or _is_rule(values.rule),
     }
     wrong = [f"{name} {getattr(values, name)!r}" for name, good in checks.items() if not good]
     if wrong:
         raise ReleaseError(f"The thresholds of {domain!r} are out of range: {', '.join(wrong)}. {ADVICE}")
     return values
+
+
+def _is_rule(rule: Rule) -> bool:
+    shares = (rule.min_overlap, rule.min_similarity, rule.typical_epsilon, rule.relaxed_delta)
+    return (
+        rule.verifier in VERIFIERS
+        and rule.similarity in SIMILARITIES
+        and all(_is_count(count) and count > 0 for count in (rule.ngram_size, rule.relaxed_top_k))
+        and all(_is_number(share) and 0 <= share <= 1 for share in shares)
+        and _is_number(rule.typical_delta)
+        and rule.typical_delta >= 0
+    )
 
 
 def _is_number(value: Any) -> bool:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from adaptive_spec.core import DEFAULT_DOMAIN, Request, SamplingParams
 from adaptive_spec.errors import RequestError
-from adaptive_spec.settings import Settings
+from adaptive_spec.settings import Drafter, Settings, Verifier
 
 MOST_CHOICES = 8
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions; a chat gets what the context leaves
@@ -43,14 +43,16 @@ class Speculation(BaseModel):
 
     drafter: None takes the decoder's.  chain_length: None follows the length policy, 0 turns speculation off.
     adapter: the domain whose own adapter drafts; None takes the request's domain, "shared" the shared one.
+    verifier: None takes the domain's; a relaxed one must be allowed by the operator.
     record: False keeps no trace and no output of this request.
     """
 
     model_config = ConfigDict(extra="forbid")
 
-    drafter: Literal["model", "ngram", "combined"] | None = None
+    drafter: Drafter | None = None
     adapter: str | None = None
     chain_length: int | None = Field(default=None, ge=0)
+    verifier: Verifier | None = None
     record: bool = True
 
 
@@ -224,6 +226,7 @@ def _params(body: GenerationBody, max_tokens: int) -> SamplingParams:
         drafter=body.speculation.drafter,
         adapter=body.speculation.adapter,
         chain_length=body.speculation.chain_length,
+        verifier=body.speculation.verifier,
         record=body.speculation.record,
     )
 

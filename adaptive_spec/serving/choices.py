@@ -83,6 +83,7 @@ def summary(request: Request, spent: Sequence[Usage]) -> dict[str, Any]:
             "domain": request.domain,
             "releases": sorted({release for each in spent for release in each.releases}),
             "num_spec_steps": sum(each.num_steps for each in spent),
+            "num_divergent_tokens": sum(each.num_divergent_tokens for each in spent),
             "cached": all(each.cached for each in spent),
         },
     }

@@ -80,9 +80,15 @@ def _reads(service: Service) -> APIRouter:
 
     @router.get("/stats")
     def stats(
-        domain: str | None = None, release: int | None = None, policy: str | None = None, drafter: str | None = None
+        domain: str | None = None,
+        release: int | None = None,
+        policy: str | None = None,
+        drafter: str | None = None,
+        verifier: str | None = None,
     ) -> dict[str, Any]:
-        return views.stats(service.database, domain=domain, release=release, policy=policy, drafter=drafter)
+        return views.stats(
+            service.database, domain=domain, release=release, policy=policy, drafter=drafter, verifier=verifier
+        )
 
     @router.get("/series")
     def series(domain: str | None = None, limit: Limit = 500) -> dict[str, Any]:
@@ -106,6 +112,10 @@ def _reads(service: Service) -> APIRouter:
     @router.get("/events")
     def events(limit: Limit = 50, kind: str | None = None) -> dict[str, Any]:
         return views.events(service.database, limit=limit, kind=kind)
+
+    @router.get("/divergence")
+    def divergence() -> dict[str, Any]:
+        return views.divergence(service.engine.budgets)
 
     @router.get("/thresholds")
     def thresholds() -> dict[str, Any]:

@@ -5,7 +5,7 @@ and shows as ``adaptive_spec_database_up 0``; the engine's own metrics stay.
 """
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from sqlalchemy.exc import SQLAlchemyError
 
+from adaptive_spec.decoding.budget import Budget
 from adaptive_spec.errors import RecordsError
 from adaptive_spec.records.statistics import DomainStatistics, domain_statistics
 from adaptive_spec.serving.ports import Service
@@ -27,11 +28,13 @@ DOMAIN_COUNTERS = {
     "num_draft_tokens": "Tokens proposed by the draft.",
     "num_accepted_draft_tokens": "Proposed tokens that the target kept.",
     "num_emitted_tokens": "Tokens emitted.",
+    "num_divergent_tokens": "Emitted tokens that exact verification would have refused.",
     "num_cached_requests": "Requests answered out of the cache, without decoding.",
 }
 DOMAIN_GAUGES = {
     "draft_acceptance_rate": "Accepted over proposed tokens, over all records.",
     "mean_acceptance_length": "1 + accepted tokens per step that drafted, over all records.",
+    "divergence_share": "Divergent over emitted tokens, over all records.",
 }
 
 
@@ -51,6 +54,7 @@ class ServiceCollector(Collector):
         yield _gauge("database_up", "1 when the database answered this scrape.", rows is not None)
         yield from _domain_metrics(rows or [])
         yield from self._engine_metrics()
+        yield from _budget_metrics(self._service.engine.budgets)
 
     def _engine_metrics(self) -> Iterator[Metric]:
         engine, writer = self._service.engine, self._service.writer
@@ -93,6 +97,18 @@ def _domain_metrics(rows: Iterable[DomainStatistics]) -> Iterator[Metric]:
             if value is not None:
                 gauge.add_metric([row.domain], value)
         yield gauge
+
+
+def _budget_metrics(budgets: Mapping[str, Budget]) -> Iterator[Metric]:
+    budgets = dict(budgets)
+    share = GaugeMetricFamily(PREFIX + "divergence_budget", "Largest share of divergent tokens.", labels=["domain"])
+    fallen = GaugeMetricFamily(
+        PREFIX + "divergence_fallback", "1 while the budget is spent and verification is exact.", labels=["domain"]
+    )
+    for domain, budget in budgets.items():
+        share.add_metric([domain], budget.share)
+        fallen.add_metric([domain], float(budget.fallen_back))
+    yield from (share, fallen)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

@@ -3,10 +3,11 @@
 Only what the routes use is listed, so that the routes are tested without loading a model.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from adaptive_spec.core import Release, Request
+from adaptive_spec.decoding.budget import Budget
 from adaptive_spec.errors import AdaptiveSpecError
 from adaptive_spec.records.database import Database
 from adaptive_spec.settings import Settings
@@ -29,6 +30,8 @@ class Usage(Protocol):
     def releases(self) -> tuple[int, ...]: ...
     @property
     def cached(self) -> bool: ...
+    @property
+    def num_divergent_tokens(self) -> int: ...
 
 
 class TokenLogProb(Protocol):
@@ -87,6 +90,8 @@ class Engine(Protocol):
     def num_recalled_tokens(self) -> int: ...
     @property
     def num_listener_failures(self) -> int: ...
+    @property
+    def budgets(self) -> Mapping[str, Budget]: ...
 
     def submit(self, request: Request) -> Stream:
         """Queue a request; raises RequestError, BusyError or UnavailableError."""

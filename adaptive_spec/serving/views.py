@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from adaptive_spec.core import Release
+from adaptive_spec.decoding.budget import Budget
 from adaptive_spec.errors import RunError
 from adaptive_spec.records import domains as domain_records
 from adaptive_spec.records import events as event_records
@@ -47,9 +48,12 @@ def stats(
     release: int | None = None,
     policy: str | None = None,
     drafter: str | None = None,
+    verifier: str | None = None,
 ) -> dict[str, Any]:
-    """Acceptance and speed per domain."""
-    rows = statistics.domain_statistics(database, domain=domain, release=release, policy=policy, drafter=drafter)
+    """Acceptance, speed and divergence per domain."""
+    rows = statistics.domain_statistics(
+        database, domain=domain, release=release, policy=policy, drafter=drafter, verifier=verifier
+    )
     return {"domains": plain(rows)}
 
 
@@ -82,6 +86,25 @@ def releases(database: Database) -> dict[str, Any]:
 def events(database: Database, *, limit: int = 50, kind: str | None = None) -> dict[str, Any]:
     """What the service did and what befell it."""
     return {"events": plain(event_records.list_events(database, limit, kind=kind))}
+
+
+def divergence(budgets: Mapping[str, Budget]) -> dict[str, Any]:
+    """The divergence budget of each domain that relaxed verification has served since the start."""
+    return {
+        "domains": [
+            {
+                "domain": domain,
+                "budget": budget.share,
+                "num_emitted_tokens": budget.num_emitted,
+                "num_divergent_tokens": budget.num_divergent,
+                "divergence_share": budget.num_divergent / max(1, budget.num_emitted),
+                "fallen_back": budget.fallen_back,
+                "exact_for_tokens": budget.waits_for,
+                "num_fallbacks": budget.num_fallbacks,
+            }
+            for domain, budget in sorted(dict(budgets).items())
+        ]
+    }
 
 
 def thresholds(release: Release) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Exact verification: greedy match and rejection sampling.  Lossless.
 
-Leviathan et al. 2023 (algorithm 1) and Chen et al. 2023 (algorithm 2).
+Leviathan et al. 2023 (algorithm 1) and Chen et al. 2023 (algorithm 2).  The verdict on a position takes the tokens
+before it as given, so the same functions also judge tokens that a relaxed rule has kept.
 """
 
 import torch
@@ -9,57 +10,78 @@ from torch import Tensor
 from adaptive_spec.verification.distribution import sample
 
 
-def verify_greedy(target_tokens: Tensor, chain: Tensor, chain_lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Keep the longest prefix that the target would have chosen itself.
+def accepts_greedy(target_tokens: Tensor, chain: Tensor) -> Tensor:
+    """Whether the target would have chosen each token itself.
 
     Args:
         target_tokens: [rows, chain + 1], the target's argmax after each prefix.
         chain: [rows, chain], proposed tokens, padded.
-        chain_lengths: [rows], proposed tokens that are real.
 
     Returns:
-        num_accepted [rows], and the recovered or bonus token [rows].
+        [rows, chain] bool.
     """
-    real = torch.arange(chain.shape[1], device=chain.device) < chain_lengths[:, None]
-    matches = (target_tokens[:, :-1] == chain) & real
-    num_accepted = matches.long().cumprod(-1).sum(-1)
-    return num_accepted, target_tokens.gather(1, num_accepted[:, None]).squeeze(1)
+    return target_tokens[:, :-1] == chain
 
 
-def verify_sampled(
-    target_probs: Tensor,
-    draft_probs: Tensor,
-    chain: Tensor,
-    chain_lengths: Tensor,
-    accept_uniforms: Tensor,
-    next_uniforms: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Rejection sampling: the emitted tokens have exactly the target's distribution.
-
-    Token x of the chain is kept with probability min(1, target(x) / draft(x)).  At the first rejection the recovered
-    token comes from the residual max(0, target - draft), renormalised; after a full chain the bonus token comes from
-    the target.
+def accepts_sampled(target_probs: Tensor, draft_probs: Tensor, chain: Tensor, uniforms: Tensor) -> Tensor:
+    """Rejection sampling's verdict: token x passes with probability min(1, target(x) / draft(x)).
 
     Args:
         target_probs: [rows, chain + 1, vocab].
         draft_probs: [rows, chain, vocab], the distributions the chain was drawn from.
-        chain: [rows, chain]; chain_lengths: [rows].
-        accept_uniforms: [rows, chain]; next_uniforms: [rows]; in [0, 1).
+        chain: [rows, chain].
+        uniforms: [rows, chain] in [0, 1).
 
     Returns:
-        num_accepted [rows], and the recovered or bonus token [rows].
+        [rows, chain] bool.
     """
-    rows, width = chain.shape
-    real = torch.arange(width, device=chain.device) < chain_lengths[:, None]
     of_target = target_probs[:, :-1].gather(-1, chain[..., None]).squeeze(-1)
     of_draft = draft_probs.gather(-1, chain[..., None]).squeeze(-1)
-    accepted = (accept_uniforms * of_draft < of_target) & real
-    num_accepted = accepted.long().cumprod(-1).sum(-1)
-    at_end = target_probs[torch.arange(rows, device=chain.device), num_accepted]
-    rejected = num_accepted < chain_lengths
-    padded = torch.cat([draft_probs, torch.zeros_like(target_probs[:, :1])], dim=1)
-    of_draft_at_end = padded[torch.arange(rows, device=chain.device), num_accepted]
-    residual = torch.where(rejected[:, None], (at_end - of_draft_at_end).clamp_min(0), at_end)
+    return uniforms * of_draft < of_target
+
+
+def kept(passes: Tensor, chain_lengths: Tensor) -> Tensor:
+    """Return the length of the longest prefix of real tokens that all pass.
+
+    Args:
+        passes: [rows, chain] bool.
+        chain_lengths: [rows], proposed tokens that are real.
+
+    Returns:
+        [rows].
+    """
+    real = torch.arange(passes.shape[1], device=passes.device) < chain_lengths[:, None]
+    return (passes & real).long().cumprod(-1).sum(-1)
+
+
+def next_greedy(target_tokens: Tensor, num_kept: Tensor) -> Tensor:
+    """The recovered or bonus token [rows]: the target's own after what was kept."""
+    return target_tokens.gather(1, num_kept[:, None]).squeeze(1)
+
+
+def next_sampled(
+    target_probs: Tensor, draft_probs: Tensor, chain_lengths: Tensor, num_kept: Tensor, uniforms: Tensor
+) -> Tensor:
+    """The token after what was kept.
+
+    Where rejection sampling refused a token, the recovered token comes from the residual max(0, target - draft),
+    renormalised; after a full chain the bonus token comes from the target.
+
+    Args:
+        target_probs: [rows, chain + 1, vocab]; draft_probs: [rows, chain, vocab].
+        chain_lengths, num_kept: [rows].
+        uniforms: [rows] in [0, 1).
+
+    Returns:
+        [rows].
+    """
+    rows = torch.arange(len(num_kept), device=num_kept.device)
+    at_end = target_probs[rows, num_kept]
+    rejected = num_kept < chain_lengths
+    if not draft_probs.shape[1]:
+        return sample(at_end, uniforms)
+    of_draft = draft_probs[rows, num_kept.clamp_max(draft_probs.shape[1] - 1)]
+    residual = torch.where(rejected[:, None], (at_end - of_draft).clamp_min(0), at_end)
     # Target equal to draft to the last bit leaves no residual; rejection then had probability 0 up to rounding.
     residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, at_end)
-    return num_accepted, sample(residual, next_uniforms)
+    return sample(residual, uniforms)
