@@ -46,20 +46,21 @@ class Budget:
 
         Args:
             num_divergent: at most the allowance.
-            wanted_more: a token was refused for want of allowance.
+            wanted_more: a token was refused because the allowance was spent.
 
         Returns:
             "spent" where the fallback begins, "restored" where it ends, else None.
         """
         self.num_emitted += num_emitted
         self.num_divergent += num_divergent
+        left = self._credit - num_divergent
         full = max(1.0, self.share * self.window_tokens) if self.share else 0.0
-        self._credit = min(full, self._credit + self.share * num_emitted - num_divergent)
+        self._credit = min(full, left + self.share * num_emitted)
         if self.fallen_back:
             self.waits_for = max(0, self.waits_for - num_emitted)
             return None if self.fallen_back else "restored"
         self._since += num_emitted
-        if not wanted_more or not self.num_divergent or self.allowance:
+        if not wanted_more or left + _EPSILON >= 1:
             return None
         soon = self.num_fallbacks and self._since < self.window_tokens
         self._wait = min(_LONGEST_WAIT, 2 * self._wait) if soon else 1

@@ -106,8 +106,11 @@ def judge(
     found = [ids, lengths, chains.confidences, num_accepted, next_tokens, overlaps]
     if relaxation is not None and evidence is not None:
         found += _divergence(adjusted, strict, passes, num_accepted, relaxation, evidence)
-    host = [values.tolist() for values in read(*found)]
-    return Verdict(logits, *host[:6], Divergence(*host[6:]) if host[6:] else None)
+    shown = [values.tolist() for values in read(*found)]
+    verdict = Verdict(logits, *shown[:6])
+    if shown[6:]:
+        verdict.divergence = Divergence(*shown[6:])
+    return verdict
 
 
 def _evidence(

@@ -1,5 +1,7 @@
 """A listener that keeps everything it hears."""
 
+from typing import Any
+
 from adaptive_spec.core import FinishedRequest, Step, Trace
 from adaptive_spec.decoding.listeners import Listeners
 
@@ -9,7 +11,14 @@ class Heard:
         self.steps: list[Step] = []
         self.finished: list[FinishedRequest] = []
         self.traces: list[Trace] = []
-        self.listeners = Listeners(self.steps.append, self.finished.append, self.traces.append, trace_top_k=8)
+        self.events: list[tuple[str, dict[str, Any], str]] = []
+        self.listeners = Listeners(
+            self.steps.append,
+            self.finished.append,
+            self.traces.append,
+            lambda *event: self.events.append(event),
+            trace_top_k=8,
+        )
 
     def reasons(self) -> dict[str, str]:
         return {row.request_id: row.finish_reason for row in self.finished}
