@@ -36,10 +36,14 @@ class _RaggedLayer(CacheLayerMixin):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Store [rows, heads, tokens, head_dim] at the owner's positions; return all that may be read."""
         assert self.keys is not None and self.values is not None
-        rows, positions = self.owner.rows, self.owner.positions
-        self.keys[rows[:, None], :, positions] = key_states.transpose(1, 2)
-        self.values[rows[:, None], :, positions] = value_states.transpose(1, 2)
-        window, longest = self.owner.window, self.owner.longest
+        window, longest, place = self.owner.window, self.owner.longest, self.owner.place
+        if place is not None:
+            self.keys[window, :, place] = key_states
+            self.values[window, :, place] = value_states
+        else:
+            rows, positions = self.owner.rows, self.owner.positions
+            self.keys[rows[:, None], :, positions] = key_states.transpose(1, 2)
+            self.values[rows[:, None], :, positions] = value_states.transpose(1, 2)
         return self.keys[window, :, :longest], self.values[window, :, :longest]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -87,6 +91,7 @@ class RaggedCache(Cache):
         self.rows = torch.zeros(0, dtype=torch.long)
         self.positions = torch.zeros(0, 0, dtype=torch.long)
         self.window: slice | Tensor = slice(0, 0)
+        self.place: slice | None = None  # of all rows alike: written as a block
         like = {"dtype": model.dtype, "device": model.device}
         super().__init__(
             layers=[
@@ -153,8 +158,9 @@ class RaggedCache(Cache):
         self.longest = max(starts) + width
         if not self.static:
             self._place(rows, starts, width, device)
-            # The beginning of one row is plainly causal; without a mask attention leaves out what it cannot see.
-            visible = None if starts == [0] else self._visible()
+            # The beginning of one row is plainly causal, and its single next token sees all there is; without a mask
+            # attention leaves out what it cannot see.
+            visible = None if starts == [0] or (len(rows) == 1 and width == 1) else self._visible()
             return self._hidden(model.model, ids, self.positions, visible)
         self.longest = min(max(_LEAST_WINDOW, 1 << (self.longest - 1).bit_length()), self.capacity + width)
         if alone:
@@ -173,6 +179,8 @@ class RaggedCache(Cache):
         self.positions = on_device(starts, device)[:, None] + torch.arange(width, device=device)
         contiguous = rows[-1] - rows[0] == len(rows) - 1
         self.window = slice(rows[0], rows[-1] + 1) if contiguous else self.rows
+        alike = contiguous and not self.static and len(set(starts)) == 1
+        self.place = slice(starts[0], starts[0] + width) if alike else None
 
     def _visible(self) -> Tensor:
         return torch.arange(self.longest, device=self.positions.device) <= self.positions[:, None, :, None]

@@ -31,6 +31,7 @@ from adaptive_spec.decoding.verdict import Verdict, judge
 from adaptive_spec.drafting.memory import longest_match
 from adaptive_spec.drafting.ngram import SuffixIndex
 from adaptive_spec.errors import AdaptiveSpecError, BusyError
+from adaptive_spec.models.attention import group_queries
 from adaptive_spec.models.linear import exchange_linears
 from adaptive_spec.models.loading import ModelPair
 from adaptive_spec.models.weights import Deltas, DraftWeights
@@ -65,6 +66,7 @@ class Decoder:
         self._eos = frozenset(pair.eos_token_ids)
         for model in (pair.target, pair.draft):
             exchange_linears(model)
+            group_queries(model)
         self.target_cache = self._cache(pair.target)
         self.draft_cache = self._cache(pair.draft)
         self.prefixes = PrefixCache(self.target_cache, settings.prefix_cache_tokens)
