@@ -120,3 +120,22 @@ def test_cached_answers_are_counted_apart(example: Database) -> None:
         "poems": 0,
     }
     assert all(row.num_cached_requests == 0 for row in domain_statistics(example, drafter="model"))
+
+
+def test_divergence_by_hand(database: Database) -> None:
+    """Emitted 2 + 3 + 2 of which 1 + 2 + 0 diverge; .3 + .5 of total variation and 1.0 + 1.4 nats over three."""
+    plain = make_step("a", 2, positions=((0.9, 0.8, True), (0.5, 0.4, False)))
+    relaxed = replace(plain, step_index=0, verifier="logits", num_divergent=1, total_variation=0.3, given_up_nats=1.0)
+    more = replace(
+        relaxed, step_index=1, num_emitted=3, num_divergent=2, total_variation=0.5, given_up_nats=1.4, verifier="ngram"
+    )
+    record(database, relaxed, more, plain, make_finish("a"))
+    [found] = domain_statistics(database)
+    assert (found.num_emitted_tokens, found.num_divergent_tokens) == (7, 3)
+    assert found.divergence_share == pytest.approx(3 / 7)
+    assert found.mean_total_variation == pytest.approx(0.8 / 3)
+    assert found.mean_given_up_nats == pytest.approx(2.4 / 3)
+    [exact] = domain_statistics(database, verifier="exact")
+    assert (exact.num_emitted_tokens, exact.divergence_share, exact.mean_given_up_nats) == (2, 0.0, 0.0)
+    [ngram] = domain_statistics(database, verifier="ngram")
+    assert ngram.divergence_share == pytest.approx(2 / 3)

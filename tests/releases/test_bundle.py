@@ -15,7 +15,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from adaptive_spec.core import POOLED, Thresholds
+from adaptive_spec.core import POOLED, Rule, Thresholds
 from adaptive_spec.errors import ReleaseError
 from adaptive_spec.releases.bundle import load_adapter_delta, read_bundle, verify_adapter, write_bundle
 from tests.learning.toy import tiny_draft
@@ -140,6 +140,12 @@ def test_other_models_are_refused(bundle: Path) -> None:
         Thresholds(max_chain_length=1000),
         Thresholds(survival=(0.5, 1.2)),
         Thresholds(num_observations=-1),
+        Thresholds(rule=Rule("vibes")),
+        Thresholds(rule=Rule("logits", similarity="hellinger")),
+        Thresholds(rule=Rule("logits", min_similarity=float("nan"))),
+        Thresholds(rule=Rule("ngram", ngram_size=0)),
+        Thresholds(rule=Rule("ngram", min_overlap=1.5)),
+        Thresholds(rule=Rule("typical", typical_delta=-1.0)),
     ],
 )
 def test_thresholds_out_of_range_are_refused_on_both_sides(
@@ -304,3 +310,10 @@ def test_bundles_of_the_first_format_are_still_read(tmp_path: Path) -> None:
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
     release = read_bundle(folder)
     assert (release.vocabulary, dict(release.domain_adapters), release.parent) == (None, {}, 0)
+
+
+def test_rules_of_domains_are_kept(tmp_path: Path) -> None:
+    rule = Rule("hybrid", ngram_size=3, min_overlap=0.25, similarity="js", min_similarity=0.875)
+    thresholds = {"code": Thresholds(rule=rule), "prose": Thresholds()}
+    folder = write_bundle(tmp_path, 1, adapter=None, thresholds=thresholds, provenance={})
+    assert dict(read_bundle(folder).thresholds) == thresholds

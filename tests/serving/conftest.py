@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from adaptive_spec.core import POOLED, Release, Request, Thresholds
+from adaptive_spec.decoding.budget import Budget
 from adaptive_spec.errors import AdaptiveSpecError, BusyError, ReleaseError, RunError
 from adaptive_spec.records import runs as run_records
 from adaptive_spec.records.database import Database
@@ -35,6 +36,7 @@ class Usage:
     num_accepted_draft_tokens: int = 2
     releases: tuple[int, ...] = (7,)
     cached: bool = False
+    num_divergent_tokens: int = 1
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,9 @@ class Engine:
         self.queue_depth = 2
         self.num_listener_failures = 5
         self.num_recalled_tokens = 96
+        self.budgets = {"code": Budget(0.02, 1000), "prose": Budget(0.1, 100)}
+        self.budgets["prose"].count(50, 0, False)
+        self.budgets["prose"].count(10, 5, True)
         self.alive = True
         self.script: list[Any] = ["Hel", "lo ", "wörld"]
         self.busy = False

@@ -41,6 +41,24 @@ def test_thresholds(client: TestClient) -> None:
     assert found["fallback"]["stop_below"] == 0.3
 
 
+def test_divergence(client: TestClient) -> None:
+    code, prose = client.get("/api/divergence").json()["domains"]
+    assert (code["domain"], code["budget"], code["divergence_share"], code["fallen_back"]) == ("code", 0.02, 0.0, False)
+    assert prose == {
+        "domain": "prose",
+        "budget": 0.1,
+        "num_emitted_tokens": 60,
+        "num_divergent_tokens": 5,
+        "divergence_share": 5 / 60,
+        "fallen_back": True,
+        "exact_for_tokens": 50,
+        "num_fallbacks": 1,
+    }
+    text = client.get("/metrics").text
+    assert 'adaptive_spec_divergence_fallback{domain="prose"} 1.0' in text
+    assert 'adaptive_spec_divergence_budget{domain="code"} 0.02' in text
+
+
 def test_retrain_starts_one_run_at_a_time(client: TestClient) -> None:
     answer = client.post("/api/retrain")
     assert answer.status_code == 202
