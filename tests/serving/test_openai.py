@@ -38,7 +38,13 @@ def test_completion_answers_whole(client: TestClient, service: Any) -> None:
         "total_tokens": 5,
         "completion_tokens_details": {"accepted_prediction_tokens": 2, "rejected_prediction_tokens": 2},
     }
-    assert answer["speculation"] == {"domain": DEFAULT_DOMAIN, "releases": [7], "num_spec_steps": 1, "cached": False}
+    assert answer["speculation"] == {
+        "domain": DEFAULT_DOMAIN,
+        "releases": [7],
+        "num_spec_steps": 1,
+        "num_divergent_tokens": 1,
+        "cached": False,
+    }
     assert service.engine.requests[0].params.max_tokens == 16
     assert answer["id"] == service.engine.requests[0].request_id
 
