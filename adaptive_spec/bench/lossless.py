@@ -86,7 +86,7 @@ def check_lossless(
             if batch == batches[-1]:
                 off = replace(greedy, chain_length=0)
                 said.append(_decode(engine, encoded, off, partial(progress, "greedy, no speculation")))
-                sampled = _decode(engine, encoded, sampled_params, partial(progress, "sampled"))
+                surplus = sampled_surplus(pair, engine, encoded, sampled_params, partial(progress, "sampled"))
         finally:
             engine.stop()
     identical, ties, first = 0, 0, None
@@ -100,9 +100,24 @@ def check_lossless(
         elif first is None:
             first = f"prompt {index}: {different[0][:12]} … against {reference[:12]} …"
         progress("target alone", f"{index + 1} of {num_prompts}, {identical} identical")
-    surplus = torch.cat([_surplus(pair, p, t) for p, t in zip(encoded, sampled, strict=True)]).double()
-    z = float(surplus.mean() / (surplus.std() / math.sqrt(len(surplus)) + 1e-12))
-    return LosslessReport(num_prompts, identical, ties, len(surplus), float(surplus.mean()), z, first)
+    return LosslessReport(num_prompts, identical, ties, len(surplus), float(surplus.mean()), z_of(surplus), first)
+
+
+def sampled_surplus(
+    pair: ModelPair,
+    engine: Engine,
+    encoded: Sequence[tuple[int, ...]],
+    params: SamplingParams,
+    progress: Callable[[str], None] = lambda text: None,
+) -> torch.Tensor:
+    """Let an engine sample after each prompt; return log p(token) + H(p) at each position: [tokens] float64."""
+    sampled = _decode(engine, encoded, params, progress)
+    return torch.cat([_surplus(pair, p, t) for p, t in zip(encoded, sampled, strict=True)]).double()
+
+
+def z_of(surplus: torch.Tensor) -> float:
+    """How many standard errors the mean of [tokens] is from 0."""
+    return float(surplus.mean() / (surplus.std() / math.sqrt(len(surplus)) + 1e-12))
 
 
 def encode(pair: ModelPair, text: str) -> tuple[int, ...]:
@@ -129,7 +144,7 @@ def greedy_reference(pair: ModelPair, prompt: tuple[int, ...], max_tokens: int) 
 
 
 def _decode(
-    engine: Engine, encoded: list[tuple[int, ...]], params: SamplingParams, progress: Callable[[str], None]
+    engine: Engine, encoded: Sequence[tuple[int, ...]], params: SamplingParams, progress: Callable[[str], None]
 ) -> list[list[int]]:
     # Each prompt has its own seed: the z-test takes positions for independent, and one seed would tie them together.
     seeded = [params if params.seed is None else replace(params, seed=params.seed + i) for i in range(len(encoded))]
