@@ -8,10 +8,12 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+from sqlalchemy.exc import SQLAlchemyError
 
 from adaptive_spec.calibration.cost import CostModel, cost_key
 from adaptive_spec.decoding.engine import Engine
@@ -19,6 +21,7 @@ from adaptive_spec.decoding.listeners import Listeners
 from adaptive_spec.errors import AdaptiveSpecError, ReleaseError, RunError
 from adaptive_spec.models.loading import ModelPair, load_pair
 from adaptive_spec.pipeline import Pipeline
+from adaptive_spec.records.costs import get_cost, save_cost
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.releases import live_version
 from adaptive_spec.records.runs import active_run, fail_orphans
@@ -39,7 +42,6 @@ class Service:
     traces: TraceStore
     writer: Writer
     engine: Engine
-    cost: CostModel
     pipeline: Pipeline
 
     def __init__(self, settings: Settings, pair: ModelPair | None = None) -> None:
@@ -81,9 +83,9 @@ class Service:
         )
         self.engine.start()
         progress("cost of a step")
-        self.cost = self._measure_cost()
-        self.engine.price(self.cost)
-        self.pipeline = Pipeline(self.database, self.settings, self.cost.step, self.pair.hashes)
+        cost = self._known_cost() or self._measure_cost()
+        self.engine.price(cost)
+        self.pipeline = Pipeline(self.database, self.settings, cost.step, self.pair.hashes)
         progress("live release")
         self._follow_live()
         self._watcher.start()
@@ -109,6 +111,7 @@ class Service:
             self._watcher.join()
         with self._training:  # a run that was cancelled writes its last row before the database closes
             if hasattr(self, "writer"):
+                self._keep_cost()
                 self.writer.close()
             self.database.close()
 
@@ -135,6 +138,7 @@ class Service:
         Returns one report per domain.
         """
         self.writer.flush(10.0)
+        self._keep_cost()
         with self._training:
             calibrations, version = self.pipeline.calibrate_live(self.engine.release, domain)
         self._follow_live()
@@ -224,17 +228,46 @@ class Service:
     def _deltas(self, adapter: str | None) -> dict[str, torch.Tensor]:
         return load_adapter_delta(Path(adapter), self.pair.draft) if adapter else {}
 
+    def _known_cost(self) -> CostModel | None:
+        """What an earlier life has measured here, unless it is too old or does not fit the present settings."""
+        found = get_cost(self.database, self._cost_key())
+        longest = timedelta(hours=self.settings.calibration.cost_hours)
+        if found is None or datetime.now(UTC) - found.measured_at > longest:
+            return None
+        try:
+            cost = CostModel.from_dict(found.model, self._cost_key())
+        except ValueError as error:
+            logger.warning("costs are measured anew: %s", error)
+            return None
+        decoder = self.settings.decoder
+        fits = len(cost.step.verify_seconds) == decoder.max_chain_length + 1 and decoder.slots in cost.measured
+        return cost if fits else None
+
     def _measure_cost(self) -> CostModel:
+        cost = self.engine.measure_cost(self._cost_key(), repeats=3)
+        save_cost(self.database, self._cost_key(), cost.to_dict())
+        return cost
+
+    def _keep_cost(self) -> None:
+        """Store what steps have cost lately, and let calibration use it."""
+        if (cost := self.engine.cost) is None:
+            return
+        self.pipeline.cost = cost.step
+        try:
+            save_cost(self.database, self._cost_key(), cost.to_dict())
+        except SQLAlchemyError as error:
+            logger.warning("what steps cost lately is not kept: %s", error)
+
+    def _cost_key(self) -> str:
         model = self.settings.model
-        key = cost_key(
+        return cost_key(
             target=model.target,
             draft=self.pair.hashes["draft"][:12],
             dtype=model.dtype,
             device=model.device,
-            threads=torch.get_num_threads(),
+            threads=self._threads,
             batch_size=1,
         )
-        return self.engine.measure_cost(key, repeats=3)
 
     def _scheduled_retrain(self) -> None:
         with contextlib.suppress(RunError):

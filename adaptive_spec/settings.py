@@ -134,6 +134,7 @@ class CalibrationSettings(_Section):
 
     min_observations: int = Field(default=50, ge=2)
     blend_observations: int = Field(default=64, ge=0)
+    cost_hours: float = Field(default=168.0, ge=0)  # measured costs are believed for so long; 0: measure at every start
 
 
 class ReleaseSettings(_Section):

@@ -71,6 +71,33 @@ def wait(service: Service, run_id: int) -> str:
     raise AssertionError(f"run {run_id} did not end")
 
 
+def test_costs_are_measured_once_and_kept_up_to_date(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Service(settings)
+    first.start()
+    measured = first.engine.cost
+    assert measured is not None and set(measured.measured) == {1, 2, 4}
+    serve(first, 40, "a")
+    lately = first.engine.cost
+    assert lately is not None and lately.to_dict() != measured.to_dict()
+    first.stop()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("measured again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("adaptive_spec.decoding.engine.Engine.measure_cost", refuse)
+        again = Service(settings)
+        again.start()
+        kept = again.engine.cost
+        assert kept is not None and kept.to_dict() == lately.to_dict()
+        again.stop()
+        longer = settings.model_copy(update={"decoder": settings.decoder.model_copy(update={"max_chain_length": 5})})
+        other = Service(longer)  # costs of other chains do not fit
+        with pytest.raises(AssertionError, match="measured again"):
+            other.start()
+        other.stop()
+
+
 def test_the_loop_closes(service: Service) -> None:
     before = serve(service, 40, "a")
     assert service.writer.flush(10)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from adaptive_spec.calibration.cost import CostModel
+from adaptive_spec.calibration.cost import CostKeeper, CostModel
 from adaptive_spec.core import Position, Release, Request, Step
 from adaptive_spec.decoding.cache import RaggedCache
 from adaptive_spec.decoding.check import check_request
@@ -41,7 +41,7 @@ from adaptive_spec.verification.transfer import on_device, read
 
 logger = logging.getLogger(__name__)
 
-_COST_CONTEXT_TOKENS = 160  # where costs are measured: a short prompt and some output
+_NEAR_TOKENS, _FAR_TOKENS = 160, 1024  # contexts where costs are measured: a short prompt and some output; a long one
 
 
 class Decoder:
@@ -155,7 +155,9 @@ class Decoder:
         rows, starts = list(range(len(self.slots))), [slot.target_length for slot in self.slots]
         logits = self.target_cache.forward(rows, torch.cat([last, chains.ids], dim=1), starts)
         verdict = judge(self.slots, logits, chains, sampling, relaxation)
-        self._emit(self.slots, chains, verdict, time.perf_counter() - began, relaxation)
+        seconds = time.perf_counter() - began
+        self.proposer.note_cost(chains, max(starts), seconds)
+        self._emit(self.slots, chains, verdict, seconds, relaxation)
         for row in reversed([row for row, slot in enumerate(self.slots) if slot.finish_reason]):
             self._leave(row)
 
@@ -206,26 +208,32 @@ class Decoder:
             slot.draft_length = 0
 
     def price(self, cost: CostModel | None) -> None:
-        """Tell the policies what a step costs."""
-        self.proposer.cost = cost
+        """Tell the policies what a step costs; from then on they keep it up to date."""
+        self.proposer.costs = CostKeeper(cost) if cost else None
+
+    @property
+    def cost_contexts(self) -> tuple[int, ...]:
+        """The contexts at which to measure costs, as far as there is room."""
+        far = min(_FAR_TOKENS, self.settings.max_context_tokens)
+        return (_NEAR_TOKENS, far) if far >= 2 * _NEAR_TOKENS else (_NEAR_TOKENS,)
 
     @torch.inference_mode()
-    def time_draft(self, rows: int = 1) -> float:
+    def time_draft(self, rows: int = 1, context: int = _NEAR_TOKENS) -> float:
         """Seconds of one draft forward of one token in each of so many rows.  Between steps, while no row is live."""
         ids = torch.zeros(rows, 1, dtype=torch.long, device=self.pair.device)
-        return self._timed(self.draft_cache, ids, self.proposer.weights.head)
+        return self._timed(self.draft_cache, ids, context, self.proposer.weights.head)
 
     @torch.inference_mode()
-    def time_verify(self, rows: int, chain_length: int) -> float:
+    def time_verify(self, rows: int, chain_length: int, context: int = _NEAR_TOKENS) -> float:
         """Seconds of one target forward over so many rows with such chains.  Between steps, while no row is live."""
         ids = torch.zeros(rows, chain_length + 1, dtype=torch.long, device=self.pair.device)
-        return self._timed(self.target_cache, ids)
+        return self._timed(self.target_cache, ids, context)
 
-    def _timed(self, cache: RaggedCache, ids: Tensor, head: torch.nn.Module | None = None) -> float:
+    def _timed(self, cache: RaggedCache, ids: Tensor, context: int, head: torch.nn.Module | None = None) -> float:
         if self.num_active:
             raise BusyError("Requests are being decoded; measure costs while none is.")
         rows, num_tokens = ids.shape
-        start = max(0, min(_COST_CONTEXT_TOKENS, cache.capacity - num_tokens))
+        start = max(0, min(context, cache.capacity - num_tokens))
         began = time.perf_counter()
         logits = cache.forward(list(range(rows)), ids, [start] * rows, head=head)
         read(logits.argmax(-1))  # waits for the device

@@ -173,10 +173,21 @@ class Engine:
         decoder, settings = self.decoder, self.settings
         cost: CostModel = self.call(
             lambda: measure_cost(
-                decoder.time_draft, decoder.time_verify, settings.max_chain_length, key, settings.slots, repeats
+                decoder.time_draft,
+                decoder.time_verify,
+                settings.max_chain_length,
+                key,
+                settings.slots,
+                repeats,
+                decoder.cost_contexts,
             )
         ).result()
         return cost
+
+    @property
+    def cost(self) -> CostModel | None:
+        """What a step costs, as the policies have it now."""
+        return self.decoder.proposer.cost
 
     def price(self, cost: CostModel) -> None:
         """Tell the policies what a step costs."""

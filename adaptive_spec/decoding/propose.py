@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from adaptive_spec.calibration.cost import CostModel
+from adaptive_spec.calibration.cost import CostKeeper, CostModel
 from adaptive_spec.core import Release, StepCost
 from adaptive_spec.decoding.cache import RaggedCache
 from adaptive_spec.decoding.prefix import PrefixCache
@@ -96,7 +96,7 @@ class Proposer:
         self.memories = Memories(settings)
         self.prefixes = PrefixCache(cache, settings.prefix_cache_tokens)
         self.release = Release()
-        self.cost: CostModel | None = None  # once measured, chains are as long as pays
+        self.costs: CostKeeper | None = None  # once measured, chains are as long as pays
         self._random = rng
         self._device = cache.model.device
         self._vocab_size = int(cache.model.config.vocab_size)
@@ -124,6 +124,25 @@ class Proposer:
         chains.seconds = time.perf_counter() - began
         return chains
 
+    @property
+    def cost(self) -> CostModel | None:
+        return self.costs.model if self.costs else None
+
+    def note_cost(self, chains: Chains, context_tokens: int, verify_seconds: float) -> None:
+        """Count what a step took.  Where a device works behind the host's back, phases cannot be told apart."""
+        if self.costs is None:
+            return
+        rows, width = chains.ids.shape
+        if self._device.type != "cpu":
+            self.costs.add_whole(rows, width, context_tokens, chains.seconds + verify_seconds)
+            return
+        by_model = [
+            length for length, match in zip(chains.lengths.tolist(), chains.matches, strict=True) if not match.chain
+        ]
+        drafted = max(by_model, default=0)
+        seconds = chains.seconds / drafted if drafted else None
+        self.costs.add(rows, width, context_tokens, seconds, verify_seconds)
+
     def learn(self, slot: Slot, chains: Chains, row: int, length: int, accepted: int) -> None:
         """Count how a chain of a row fared."""
         memory, match = self.memories[slot.request.domain], chains.matches[row]
@@ -143,7 +162,7 @@ class Proposer:
         self.release = release
 
     def _plan(self, slots: list[Slot]) -> _Plan:
-        cost = self.cost.at(len(slots)) if self.cost else None
+        cost = self.cost.at(len(slots), max(slot.target_length for slot in slots)) if self.cost else None
         everyone = self._random.random() < self._explore_share(cost)
         rooms = [self._room(slot) for slot in slots]
         matches = [self._match(slot, room) for slot, room in zip(slots, rooms, strict=True)]

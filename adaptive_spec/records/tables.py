@@ -216,6 +216,16 @@ class CalibrationRow(Base):
     __table_args__ = (Index(None, "domain", "id"),)
 
 
+class CostRow(Base):
+    """What steps cost, under the key that says what for."""
+
+    __tablename__ = "costs"
+
+    key: Mapped[str] = mapped_column(String, primary_key=True)
+    model: Mapped[dict[str, Any]]
+    measured_at: Mapped[datetime]
+
+
 class EventRow(Base):
     """Something an operator wants to find again: a swap, a rollback, a refused release."""
 
