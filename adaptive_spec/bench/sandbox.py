@@ -11,8 +11,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import IO
 
 from adaptive_spec.bench.cage import REFUSED
 
@@ -56,22 +58,23 @@ def run_program(source: str, limits: Limits | None = None) -> Outcome:
     limits = limits or Limits()
     word = secrets.token_hex(16)
     arguments = [sys.executable, "-I", str(_CAGE), json.dumps(asdict(limits))]
-    with tempfile.TemporaryDirectory(prefix="adaptive-spec-") as folder, tempfile.TemporaryFile() as output:
-        with tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as program:
-            program.write(f"{source}\n\nprint('\\n{word}')\n".encode())
-            program.seek(0)
-            process = subprocess.Popen(
-                arguments,
-                stdin=program,
-                stdout=output,
-                stderr=errors,
-                cwd=folder,
-                env={"PYTHONDONTWRITEBYTECODE": "1", "LANG": "C.UTF-8"},
-                start_new_session=True,
-                close_fds=True,
-            )
-            status = _wait(process, limits.seconds)
-            said, message = _tail(output), _tail(errors).strip()
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="adaptive-spec-"))
+        program, output, errors = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
+        program.write(f"{source}\n\nprint('\\n{word}')\n".encode())
+        program.seek(0)
+        process = subprocess.Popen(
+            arguments,
+            stdin=program,
+            stdout=output,
+            stderr=errors,
+            cwd=folder,
+            env={"PYTHONDONTWRITEBYTECODE": "1", "LANG": "C.UTF-8"},
+            start_new_session=True,
+            close_fds=True,
+        )
+        status = _wait(process, limits.seconds)
+        said, message = _tail(output), _tail(errors).strip()
     if status is None:
         return Outcome(False, "timeout", message)
     if status == REFUSED and limits.isolated:
@@ -93,14 +96,12 @@ def _wait(process: subprocess.Popen[bytes], seconds: float) -> int | None:
     except subprocess.TimeoutExpired:
         return None
     finally:
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         process.wait()
 
 
-def _tail(file: "tempfile._TemporaryFileWrapper[bytes]") -> str:
+def _tail(file: IO[bytes]) -> str:
     file.seek(0, os.SEEK_END)
     file.seek(max(0, file.tell() - _TAIL_BYTES))
     return file.read().decode(errors="replace")

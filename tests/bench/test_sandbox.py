@@ -1,5 +1,6 @@
 """Programs that nobody has read do no harm, end soon, and only right ones pass."""
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -114,3 +115,16 @@ def test_where_it_cannot_be_locked_in_nothing_runs(tmp_path: Path, monkeypatch: 
     assert (outcome.passed, outcome.reason) == (False, "refused")
     assert why_refused() is not None
     assert run_program("print('ran')", Limits(isolated=False)).passed
+
+
+def test_a_program_that_leaves_its_session_ends_too() -> None:
+    source = "import os, time\ntry:\n    os.setsid()\nexcept OSError: pass\nwhile True: time.sleep(1)"
+    assert run_program(source, Limits(seconds=1)).reason == "timeout"
+    assert not [place for place in map(working_folder, os.listdir("/proc")) if "adaptive-spec-" in place]
+
+
+def working_folder(process: str) -> str:
+    try:
+        return os.readlink(f"/proc/{process}/cwd")
+    except OSError:
+        return ""
