@@ -104,14 +104,16 @@ def print_frontier(records: Sequence[dict[str, Any]]) -> None:
         table = Table(title=title, box=box.SIMPLE_HEAD)
         for heading in headings:
             table.add_column(heading, justify="left" if heading in _WORDS else "right")
-        for before, row in zip([None, *rows], rows, strict=False):
-            if before and before[0] != row[0]:
+        domain = None
+        for row in rows:
+            if domain not in (None, row[0]):
                 table.add_section()
-            table.add_row(
-                *("" if place == 0 and before and before[0] == row[0] else cell for place, cell in _numbered(row))
-            )
+            table.add_row("" if row[0] == domain else row[0], *row[1:-1], row[-1].replace("; ", "\n"))
+            domain = row[0]
         console.print(table)
     about = records[0]
+    chains = {row["domain"]: row["num_chains"] for row in records if "num_chains" in row}
+    console.print("recorded chains: " + ", ".join(f"{domain} {count}" for domain, count in chains.items()))
     for note in about["notes"]:
         console.print(f"left out: {note}", markup=False)
     packages = ", ".join(f"{name} {found}" for name, found in about["versions"].items())
@@ -122,15 +124,11 @@ def print_frontier(records: Sequence[dict[str, Any]]) -> None:
     )
 
 
-def _numbered(row: list[str]) -> Iterator[tuple[int, str]]:
-    yield from enumerate(row)
-
-
 _WORDS = ("domain", "verifier", "thresholds")
 
 
 def best_table(records: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """Headings and rows: per domain and verifier the best speeds, and the thresholds of the one within 2 %."""
+    """Headings and rows: per domain and verifier the best speeds, and the thresholds that give them."""
     found: dict[tuple[str, str], dict[float, dict[str, Any]]] = {}
     for row in records:
         if row["part"] == "best":
