@@ -15,6 +15,10 @@ _COLOURS = {
     "typical": "#8e5ea2",
     "topk_relaxed": "#d99a2b",
 }
+_MARKS = {
+    "decoded for real": {"marker": "D", "markersize": 7, "markeredgecolor": "white"},
+    "where it was predicted": {"marker": "o", "markersize": 4},
+}
 _MOST_SHARE = 0.10  # of divergence, that the picture shows
 _COLUMNS = 2
 
@@ -44,12 +48,13 @@ def draw_frontier(records: Sequence[dict[str, Any]], path: Path) -> None:
     handles = {
         text: handle for axes in grid.flat for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)
     }
+    handles |= {text: pyplot.Line2D([], [], color="#777777", linestyle="none", **look) for text, look in _MARKS.items()}
     figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     about = records[0]
     ran = f"{about['target']}, {about['dtype']}, batch {about['batch']}, {about['threads']} threads"
     figure.suptitle(
-        "What divergence buys: decoding speed against the share of tokens that exact verification would refuse\n"
-        f"{ran} of {about['machine']}",
+        "What divergence buys: the fastest decoding within a share of tokens that exact verification would refuse\n"
+        f"Higher is faster, further right is less faithful. {ran} of {about['machine']}",
         fontsize=10.5,
     )
     figure.savefig(path)
@@ -61,10 +66,10 @@ def _panel(axes: Any, domain: str, rows: list[dict[str, Any]]) -> None:
     for row in rows:
         if row["part"] == "frontier":
             curves.setdefault(row["verifier"], []).append(row)
+    exact = curves["exact"][-1]["speed"]
     for verifier, points in curves.items():
         if verifier != "exact":
-            _curve(axes, verifier, points)
-    exact = curves["exact"][-1]["speed"]
+            _curve(axes, verifier, [row for row in points if row["speed"] > exact], exact)
     axes.axhline(exact, color=_COLOURS["exact"], linewidth=1.4, linestyle="--", label="exact speculation, lossless")
     axes.axhline(1, color="#999999", linewidth=1, linestyle=":", label="plain decoding")
     for share in BUDGETS[2:]:
@@ -80,14 +85,14 @@ def _panel(axes: Any, domain: str, rows: list[dict[str, Any]]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _curve(axes: Any, verifier: str, points: list[dict[str, Any]]) -> None:
-    """The best speed within each share of divergence: a staircase, flat to the right of its last point."""
+def _curve(axes: Any, verifier: str, points: list[dict[str, Any]], exact: float) -> None:
+    """The best speed within each share of divergence: a staircase that begins where exact speculation is."""
     inside = [row for row in points if row["divergence_share"] <= _MOST_SHARE]
-    if not inside:
-        return
+    shares = [0.0, *(row["divergence_share"] for row in inside), _MOST_SHARE]
+    speeds = [exact, *(row["speed"] for row in inside)]
     axes.plot(
-        [*(100 * row["divergence_share"] for row in inside), 100 * _MOST_SHARE],
-        [*(row["speed"] for row in inside), inside[-1]["speed"]],
+        [100 * share for share in shares],
+        [*speeds, speeds[-1]],
         drawstyle="steps-post",
         color=_COLOURS[verifier],
         linewidth=1.6,
@@ -101,7 +106,6 @@ def _mark(axes: Any, row: dict[str, Any]) -> None:
     x, y = 100 * (row["live_divergence_share"] or 0), row["live_speed"]
     predicted = 100 * row["divergence_share"], row["speed"]
     axes.plot([predicted[0], x], [predicted[1], y], color=colour, linewidth=0.7, linestyle="-", alpha=0.6)
-    axes.plot(*predicted, marker="o", markersize=4, color=colour, linestyle="none")
-    axes.plot(
-        x, y, marker="D", markersize=7, color=colour, markeredgecolor="white", linestyle="none", clip_on=False, zorder=5
-    )
+    found, told = _MARKS.values()
+    axes.plot(*predicted, color=colour, linestyle="none", zorder=4, **told)
+    axes.plot(x, y, color=colour, linestyle="none", clip_on=False, zorder=5, **found)

@@ -59,8 +59,10 @@ class Quality:
 class Live:
     """One way to decode and what it showed.
 
-    point: whose rule it runs; None is plain decoding.  Counts are of steps after the prefill.
-    num_tokens, seconds: of the timed turns, after the first token.  log_prob_nats: the target's, summed over the
+    point: whose rule it runs; None is plain decoding.
+    num_tokens, seconds: of the timed turns, after the first token.
+    num_emitted, num_divergent, num_steps: of the answers to all prompts; steps of each row with a whole chain, as they
+    are recorded.  log_prob_nats: the target's, summed over the
     ``num_scored`` tokens of the answers to all prompts.
     """
 
@@ -71,6 +73,7 @@ class Live:
     seconds: float = 0.0
     num_emitted: int = 0
     num_divergent: int = 0
+    num_steps: int = 0
     log_prob_nats: float = 0.0
     num_scored: int = 0
     tasks: dict[str, Quality] = field(default_factory=dict)
@@ -78,6 +81,10 @@ class Live:
     @property
     def tokens_per_second(self) -> float | None:
         return self.num_tokens / self.seconds if self.seconds else None
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        return self.num_emitted / self.num_steps if self.num_steps else None
 
     @property
     def divergence_share(self) -> float | None:
@@ -134,10 +141,10 @@ class _Side:
         """Of the last answers, if they were one batch: what came after every row's first token."""
         return decode_phase(self._heard, num_rows)
 
-    def diverged(self) -> tuple[int, int]:
-        """(diverging, emitted) tokens of the last answers."""
-        steps = [step for _, step in self._heard if step.step_index]
-        return sum(step.num_divergent for step in steps), sum(step.num_emitted for step in steps)
+    def counted(self) -> tuple[int, int, int]:
+        """(diverging tokens, emitted tokens, steps) of the last answers; of steps with a whole chain."""
+        steps = [step for _, step in self._heard if step.step_index and step.chain_length == self._chain_length]
+        return sum(step.num_divergent for step in steps), sum(step.num_emitted for step in steps), len(steps)
 
     def close(self) -> None:
         self._engine.stop()
@@ -191,7 +198,7 @@ def _judge_answers(side: _Side, pair: ModelPair, contest: Contest, tell: Tell) -
         return
     tell(f"{side.live.name}: all prompts")
     answers = side.answer(contest.prompts, contest.max_tokens)
-    side.live.num_divergent, side.live.num_emitted = side.diverged()
+    side.live.num_divergent, side.live.num_emitted, side.live.num_steps = side.counted()
     for prompt, (_, tokens) in zip(contest.prompts, answers, strict=True):
         side.live.log_prob_nats += _log_prob(pair, prompt, tokens)
         side.live.num_scored += len(tokens)
@@ -200,7 +207,7 @@ def _judge_answers(side: _Side, pair: ModelPair, contest: Contest, tell: Tell) -
 def _quality(side: _Side, task_set: TaskSet) -> Quality:
     cases: tuple[TaskCase, ...] = task_set.cases
     answers = side.answer([case.prompt_ids for case in cases], task_set.max_tokens, task_set.stop)
-    num_divergent, num_emitted = side.diverged()
+    num_divergent, num_emitted, _ = side.counted()
     right = [case.is_right(text) for case, (text, _) in zip(cases, answers, strict=True)]
     return Quality(sum(right), len(right), num_divergent, num_emitted)
 

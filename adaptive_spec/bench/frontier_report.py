@@ -67,6 +67,7 @@ def _live(live: Live, plain: float | None) -> dict[str, Any]:
         "live_tokens_per_second": live.tokens_per_second,
         "live_speed": speed,
         "live_num_tokens": live.num_tokens,
+        "live_tokens_per_step": live.tokens_per_step,
         "live_divergence_share": live.divergence_share,
         "live_num_divergent": live.num_divergent,
         "live_num_emitted": live.num_emitted,
@@ -133,9 +134,17 @@ def best_table(records: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[
     for row in records:
         if row["part"] == "best":
             found.setdefault((row["domain"], row["verifier"]), {})[row["budget"]] = row
-    headings = ["domain", "verifier", *(f"≤ {100 * budget:g} %" for budget in BUDGETS), "thresholds"]
+    loosest = BUDGETS[-1]
+    headings = ["domain", "verifier", *(f"≤ {100 * budget:g} %" for budget in BUDGETS)]
+    headings += [f"nats at {100 * loosest:g} %", "thresholds"]
     shown = [
-        [domain, verifier, *(_number(by_budget[budget].get("speed")) for budget in BUDGETS), _steps(by_budget)]
+        [
+            domain,
+            verifier,
+            *(_number(by_budget[budget].get("speed")) for budget in BUDGETS),
+            _number(by_budget[loosest]["given_up_nats"] if by_budget[loosest].get("num_divergent") else None, 1),
+            _steps(by_budget),
+        ]
         for (domain, verifier), by_budget in found.items()
     ]
     return headings, shown
@@ -172,18 +181,20 @@ def _thresholds(row: dict[str, Any]) -> str:
 def live_table(records: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """Headings and rows of the points that were decoded."""
     rows = [row for row in records if row["part"] == "live"]
-    headings = ["domain", "verifier", "thresholds", "tokens/s", "× plain", "predicted", "divergence %", "predicted %"]
-    headings += ["log-prob", "right", "95 % interval"]
+    headings = ["domain", "verifier", "thresholds", "tokens/step", "predicted", "divergence %", "predicted %"]
+    headings += ["tokens/s", "× plain", "predicted", "log-prob", "right", "95 % interval"]
     return headings, [
         [
             row["domain"],
             row["verifier"],
             _thresholds(row) if row["chain_length"] else "-",
+            _number(row["live_tokens_per_step"]),
+            _number(row.get("tokens_per_step")),
+            _number(row["live_divergence_share"], 1, 100),
+            _number(row.get("divergence_share"), 1, 100),
             _number(row["live_tokens_per_second"], 1),
             _number(row["live_speed"]),
             _number(row.get("speed")),
-            _number(row["live_divergence_share"], 1, 100),
-            _number(row.get("divergence_share"), 1, 100),
             _number(row["mean_log_prob_nats"]),
             f"{row['task_set']} {row['num_right']}/{row['num_cases']}" if "task_set" in row else "-",
             f"{100 * row['share_right_low']:.0f}-{100 * row['share_right_high']:.0f} %" if "task_set" in row else "-",

@@ -182,6 +182,7 @@ def test_the_whole_report_on_real_models(pair: ModelPair, tmp_path: Path, capsys
         assert row["live_tokens_per_second"] > 0
         if row["verifier"] == "exact":
             assert row["live_divergence_share"] == 0 == row["divergence_share"]
+            assert row["live_tokens_per_step"] > 1
         if row["verifier"] != "plain":
             assert row["mean_log_prob_nats"] < 0
             assert row["num_cases"] == 2 and row["task_set"] == {"code": "humaneval", "math": "gsm8k"}[row["domain"]]
