@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow test-gpu lint serve bench docs draft clean
+.PHONY: demo test test-slow test-gpu lint serve bench frontier docs draft clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -35,6 +35,10 @@ serve: $(STAMP)
 bench: $(STAMP)  ## Our decoder and others' side by side (about 15 minutes on 2 cores); BENCH="--quick" for a first look
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,bench]'
 	$(BIN)/adaptive-spec bench --json bench.json --chart bench.png $(BENCH)
+
+frontier: $(STAMP)  ## What relaxed verifiers gain for what they diverge; FRONTIER="--quick" for a first look
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,frontier]'
+	$(BIN)/adaptive-spec frontier --json frontier.json --chart frontier.png $(FRONTIER)
 
 docs: $(STAMP)  ## Every command, route and setting is documented
 	$(BIN)/pytest tests/test_docs.py

@@ -421,6 +421,69 @@ def bench(
     raise typer.Exit(0 if all_ours_identical(records) else 1)
 
 
+@app.command()
+def frontier(
+    domain: Annotated[list[str] | None, typer.Option("--domain", help="Only this domain; may be repeated.")] = None,
+    num_prompts: Annotated[int | None, typer.Option("--prompts", min=1, help="Prompts per domain.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=8, help="At most so many tokens an answer.")] = None,
+    chain_length: Annotated[int | None, typer.Option(min=1, max=16, help="The longest chain.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Rows of a step whose seconds count.")] = None,
+    live: Annotated[
+        int | None, typer.Option(min=0, help="Relaxed points decoded for real, per domain; 0: none.")
+    ] = None,
+    timed: Annotated[int | None, typer.Option(min=1, help="Prompts per domain for live seconds.")] = None,
+    num_tasks: Annotated[
+        int | None, typer.Option("--tasks", min=0, help="Tasks with checkable answers, per set; 0: none.")
+    ] = None,
+    humaneval: Annotated[Path | None, typer.Option(help="File of HumanEval, if not installed.")] = None,
+    gsm8k: Annotated[Path | None, typer.Option(help="File of GSM8K, if not installed.")] = None,
+    unisolated: Annotated[
+        bool, typer.Option("--unisolated", help="Run the model's programs even where they cannot be locked in.")
+    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Two domains, few points: about two minutes.")] = False,
+    release: Annotated[str | None, typer.Option(help="Version or folder of a release whose draft is used.")] = None,
+    target: Annotated[str | None, typer.Option(help="Target model.")] = None,
+    draft: Annotated[str | None, typer.Option(help="Draft model.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="File for the list of records.")] = None,
+    chart: Annotated[Path | None, typer.Option(help="PNG or SVG file for the chart.")] = None,
+) -> None:
+    """Show what relaxed verifiers gain in speed for what they diverge, per domain."""
+    from adaptive_spec.bench.compare_chart import check_chart
+    from adaptive_spec.bench.compare_report import describe
+    from adaptive_spec.bench.frontier import Tasks, find_frontier, frontier_plan
+    from adaptive_spec.bench.frontier_chart import draw_frontier
+    from adaptive_spec.bench.frontier_report import frontier_records, print_frontier
+    from adaptive_spec.bench.progress import Teller
+    from adaptive_spec.settings import load_settings
+
+    settings = load_settings({"model": {"target": target, "draft": draft}})
+    made = frontier_plan(
+        quick=quick,
+        domains=tuple(domain or ()),
+        num_prompts=num_prompts,
+        max_tokens=max_tokens,
+        chain_length=chain_length,
+        batch=batch,
+        timed_prompts=timed,
+        live=live,
+        num_tasks=num_tasks,
+    )
+    for file in (json_file, chart):
+        if file is not None and not file.absolute().parent.is_dir():
+            raise typer.BadParameter(f"the folder of {file} does not exist")
+    if chart is not None:
+        check_chart(chart)
+    tell = Teller(sys.stderr)
+    found = find_frontier(settings, made, release=release, tasks=Tasks(humaneval, gsm8k, unisolated), tell=tell)
+    tell.done("frontier", "")
+    records = frontier_records(found, made, describe(settings, release, found.cost))
+    if json_file is not None:
+        json_file.write_text(json.dumps(records, indent=2) + "\n")
+    if chart is not None:
+        draw_frontier(records, chart)
+    print_frontier(records)
+
+
 @config_app.command("show")
 def config_show(json_: Json = False) -> None:
     """Print the settings in force, without secrets."""

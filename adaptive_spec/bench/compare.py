@@ -99,9 +99,12 @@ def compare(
 
 
 def put_on(
-    settings: Settings, ours: ModelPair, theirs: ModelPair, release: str | None, adapter: Path | None
+    settings: Settings, ours: ModelPair, theirs: ModelPair | None, release: str | None, adapter: Path | None
 ) -> Release:
     """Put a trained adapter on both drafts; return the release that our engines run.
+
+    Args:
+        theirs: None when nobody else decodes.
 
     Raises:
         SettingsError: both a release and an adapter.
@@ -118,7 +121,8 @@ def put_on(
     if running.adapter is not None:
         deltas = load_adapter_delta(Path(running.adapter), ours.draft)
         for pair in (ours, theirs):
-            DraftWeights(pair.draft).merge(deltas)
+            if pair is not None:
+                DraftWeights(pair.draft).merge(deltas)
     return running
 
 

@@ -18,7 +18,7 @@ from adaptive_spec.models.loading import ModelPair
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.traces import TraceStore
 from adaptive_spec.records.writer import Writer
-from adaptive_spec.settings import DecoderSettings, RecordSettings, Settings
+from adaptive_spec.settings import DecoderSettings, RecordSettings, Settings, VerificationSettings
 
 _COST_CONTEXT_TOKENS = 256
 _POLICY_WARM_UP_TOKENS = 40  # enough chains to know how they fare
@@ -119,10 +119,15 @@ class OurRunner:
 
 
 def start_engine(
-    pair: ModelPair, settings: DecoderSettings, changes: Mapping[str, Any], listeners: Listeners | None = None
+    pair: ModelPair,
+    settings: DecoderSettings,
+    changes: Mapping[str, Any],
+    listeners: Listeners | None = None,
+    verification: VerificationSettings | None = None,
 ) -> Engine:
     """Start an engine with changed settings, on as many threads as the caller."""
-    engine = Engine(pair, DecoderSettings(**{**settings.model_dump(), **changes}), listeners)
+    changed = DecoderSettings(**{**settings.model_dump(), **changes})
+    engine = Engine(pair, changed, listeners, verification=verification)
     engine.start()
     threads = torch.get_num_threads()
     engine.call(lambda: torch.set_num_threads(threads)).result()

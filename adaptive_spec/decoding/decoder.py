@@ -47,6 +47,8 @@ _NEAR_TOKENS, _FAR_TOKENS = 160, 1024  # contexts where costs are measured: a sh
 class Decoder:
     """Owns both models' caches and their rows."""
 
+    compares = False  # whether chains keep what they were drawn from although no relaxed rule asks for it
+
     def __init__(
         self,
         pair: ModelPair,
@@ -149,17 +151,23 @@ class Decoder:
     def step(self) -> None:
         """Run one step for every live row."""
         sampling, relaxation = self._sampling(self.slots), self.rules.plan(self.slots, self.release)
-        chains = self.proposer.propose(self.slots, sampling, compares=relaxation is not None)
+        chains = self.proposer.propose(self.slots, sampling, compares=self.compares or relaxation is not None)
         began = time.perf_counter()
         last = on_device([[slot.tokens[-1]] for slot in self.slots], self.pair.device)
         rows, starts = list(range(len(self.slots))), [slot.target_length for slot in self.slots]
         logits = self.target_cache.forward(rows, torch.cat([last, chains.ids], dim=1), starts)
-        verdict = judge(self.slots, logits, chains, sampling, relaxation)
+        verdict = self.judge_step(logits, chains, sampling, relaxation)
         seconds = time.perf_counter() - began
         self.proposer.note_cost(chains, max(starts), seconds)
         self._emit(self.slots, chains, verdict, seconds, relaxation)
         for row in reversed([row for row, slot in enumerate(self.slots) if slot.finish_reason]):
             self._leave(row)
+
+    def judge_step(
+        self, logits: Tensor, chains: Chains, sampling: Sampling | None, relaxation: Relaxation | None
+    ) -> Verdict:
+        """Verify the chains of the live rows; who measures them overrides this."""
+        return judge(self.slots, logits, chains, sampling, relaxation)
 
     def _sampling(self, slots: list[Slot]) -> Sampling | None:
         return sampling_of(slots, self.settings.max_chain_length, self.pair.device)
