@@ -11,6 +11,7 @@ exact verification altogether for half a window, and for twice as long each time
 from dataclasses import dataclass
 
 _LONGEST_WAIT = 64  # times half a window
+_UNLIMITED = 1 << 30  # a budget of 1 lets every token diverge
 _EPSILON = 1e-9  # sums of shares may miss a whole token by rounding
 
 
@@ -39,6 +40,8 @@ class Budget:
     @property
     def allowance(self) -> int:
         """Tokens that may diverge now."""
+        if self.share >= 1:
+            return _UNLIMITED
         return 0 if self.fallen_back else int(self._credit + _EPSILON)
 
     def count(self, num_emitted: int, num_divergent: int, wanted_more: bool) -> str | None:
@@ -53,6 +56,8 @@ class Budget:
         """
         self.num_emitted += num_emitted
         self.num_divergent += num_divergent
+        if self.share >= 1:
+            return None
         left = self._credit - num_divergent
         full = max(1.0, self.share * self.window_tokens) if self.share else 0.0
         self._credit = min(full, left + self.share * num_emitted)

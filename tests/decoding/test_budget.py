@@ -61,5 +61,6 @@ def test_a_budget_of_zero_allows_nothing() -> None:
     budget = Budget(0.0, 1000)
     budget.count(1_000_000, 0, False)
     assert budget.allowance == 0 and not budget.fallen_back
-    assert Budget(1.0, 1000).count(1, 0, False) is None
+    whole = Budget(1.0, 1000)
+    assert whole.allowance > 1000 and whole.count(4, 4, True) is None and whole.allowance > 1000
     assert pytest.approx(0.0) == Budget(0.02, 10).allowance
