@@ -28,6 +28,7 @@ from adaptive_spec.decoding.sampling import Sampling, sampling_of
 from adaptive_spec.decoding.slot import Delta, Slot, TokenLogProb
 from adaptive_spec.decoding.text import TextStream
 from adaptive_spec.decoding.verdict import Verdict, judge
+from adaptive_spec.decoding.walk import walk
 from adaptive_spec.drafting.memory import longest_match
 from adaptive_spec.drafting.ngram import SuffixIndex
 from adaptive_spec.errors import AdaptiveSpecError, BusyError
@@ -67,6 +68,7 @@ class Decoder:
             exchange_linears(model)
         self.target_cache = self._cache(pair.target)
         self.draft_cache = self._cache(pair.draft)
+        self._judge = judge if self.target_cache.static else walk  # on a CPU looking is free
         self.prefixes = PrefixCache(self.target_cache, settings.prefix_cache_tokens)
         self.proposer = Proposer(DraftWeights(pair.draft), self.draft_cache, settings, self._random)
 
@@ -135,7 +137,7 @@ class Decoder:
         if logits is not None:
             sampling = self._sampling([slot])
             chains = no_chains(1, self.pair.device, None if sampling is None else self.pair.vocab_size)
-            verdict = judge([slot], logits[:, None], chains, sampling)
+            verdict = self._judge([slot], logits[:, None], chains, sampling)
             self.slots.append(self.filling.pop(0))
             self._remember(row, slot.tokens[:stop])
             self._emit([slot], chains, verdict, time.perf_counter() - began)
@@ -152,7 +154,7 @@ class Decoder:
         last = on_device([[slot.tokens[-1]] for slot in self.slots], self.pair.device)
         rows, starts = list(range(len(self.slots))), [slot.target_length for slot in self.slots]
         logits = self.target_cache.forward(rows, torch.cat([last, chains.ids], dim=1), starts)
-        verdict = judge(self.slots, logits, chains, sampling, relaxation)
+        verdict = self._judge(self.slots, logits, chains, sampling, relaxation)
         self._emit(self.slots, chains, verdict, time.perf_counter() - began, relaxation)
         for row in reversed([row for row, slot in enumerate(self.slots) if slot.finish_reason]):
             self._leave(row)

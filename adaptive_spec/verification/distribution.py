@@ -6,6 +6,7 @@ Draft and target go through the same function, and what is verified against is w
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -146,6 +147,16 @@ def _largest(probs: Tensor, processing: Processing) -> tuple[Tensor, Tensor]:
     order = order.sort(dim=-1).values
     values, within = probs.gather(-1, order).sort(dim=-1, descending=True, stable=True)
     return values, order.gather(-1, within)
+
+
+def best_tokens(logits: Tensor) -> Tensor:
+    """The most probable tokens, of equal ones the lowest id: [..., vocab] -> [...].
+
+    On a CPU numpy's argmax takes a tenth of the time of torch's.
+    """
+    if logits.device.type != "cpu" or logits.dtype != torch.float32:
+        return logits.argmax(-1)
+    return torch.from_numpy(np.asarray(logits.detach().numpy().argmax(-1)))
 
 
 def sample(probs: Tensor, uniforms: Tensor) -> Tensor:
