@@ -1,8 +1,8 @@
 """``adaptive-spec bench-verifiers``: what deciding costs beside the forward that it judges.
 
-A step is a draft, one target forward over batch x (chain + 1) tokens, and the verify decision: ``walk`` on the
-logits, to the last number that the host needs.  Forward and decisions take turns in one run, and the decision's share is that of forward plus
-decision: the draft's time is left out, which makes it stricter.
+A step is a draft, one target forward over batch x (chain + 1) tokens, and the verify decision: ``walk`` on the logits,
+to the last number that the host needs.  Forward and decisions take turns in one run, and the decision's share is that
+of forward plus decision: the draft's time is left out, which makes it stricter.
 
 Chains are what a draft that agrees with the target at about half of the positions proposes, because what is looked at
 depends on what is kept.  Cases named "all kept" are the costliest there are: nothing ends a chain early.
@@ -40,6 +40,7 @@ _AGREEMENT = 0.5
 _BEST_PROB = 0.5  # of a random target, by scaling its logits: about that of the quickstart target
 _EVICTED_FLOATS = 1 << 24  # 64 MiB: a step's weights push everything else out of the caches
 
+_EXACT = Rule()
 _GREEDY, _SAMPLED = SamplingParams(), SamplingParams(temperature=1.0)
 _NUCLEUS = SamplingParams(temperature=1.0, top_p=0.95)
 
@@ -50,7 +51,7 @@ class Case:
 
     name: str
     params: SamplingParams = _GREEDY
-    rule: Rule = Rule()
+    rule: Rule = _EXACT
     agrees: bool = False
 
 

@@ -109,7 +109,7 @@ def judge(
     if relaxation is not None and evidence is not None:
         found += _divergence(adjusted, strict, passes, num_accepted, relaxation, evidence)
     host = [values.tolist() for values in read(*found)]
-    return Verdict(logits, *host[:6], Divergence(*host[6:]) if host[6:] else None)
+    return Verdict(logits, *host[:6], divergence=Divergence(*host[6:]) if host[6:] else None)
 
 
 def _evidence(

@@ -6,7 +6,6 @@ distributions are few enough to stay in a processor's cache.
 """
 
 from collections import defaultdict
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -150,6 +149,7 @@ class _At:
         self._chains = chains
         self._sampling = sampling
         self._compared: tuple[list[int], Tensor, Tensor] | None = None
+        self._measured: tuple[str, list[int], Tensor] | None = None
         if sampling is None:
             self.own = dict(zip(rows, best_tokens(logits).tolist(), strict=True))
         else:
@@ -177,11 +177,11 @@ class _At:
         if not rows or self.probs is None:
             return [self.own[row] for row in rows]
         assert self._chains.probs is not None and self._sampling is not None
-        stop = min(self.position, self._chains.ids.shape[1])
+        draft = self._chains.probs[:, self.position : self.position + 1]
         none = torch.zeros(len(rows), dtype=torch.long)
         found: list[int] = next_sampled(
             _some(self.probs, self._places(rows))[:, None],
-            self._chains.probs[rows, stop : stop + 1],
+            _some(draft, rows),
             torch.tensor([int(row in refused) for row in rows]),
             none,
             self._sampling.after[rows],
@@ -190,18 +190,20 @@ class _At:
 
     def passing(self, rule: Rule, rows: list[int]) -> list[int]:
         """Those whose token here passes a rule that looks at one position at a time."""
-        target, draft = self._compare(rows)
-        ids, every = self._chains.ids[rows, self.position, None], list(range(len(rows)))
-        evidence = Evidence(
-            ids, ids, torch.ones_like(ids[:, 0]), lambda some: target[:, None], lambda some: draft[:, None]
-        )
-        by_position = replace(rule, verifier="logits") if rule.verifier == "hybrid" else rule
-        passes = rule_passes(by_position, every, evidence)[:, 0].tolist()
-        return [row for row, its in zip(rows, passes, strict=True) if its]
+        if rule.verifier in ("logits", "hybrid"):
+            passes = self._alike(rows, rule.similarity) >= rule.min_similarity
+        else:
+            target, draft = self._compare(rows)
+            ids = self._chains.ids[rows, self.position, None]
+            evidence = Evidence(
+                ids, ids, torch.ones(len(rows)), lambda some: target[:, None], lambda some: draft[:, None]
+            )
+            passes = rule_passes(rule, list(range(len(rows))), evidence)[:, 0]
+        return [row for row, its in zip(rows, passes.tolist(), strict=True) if its]
 
     def total_variation(self, rows: list[int]) -> list[float]:
         """Between target and draft."""
-        found: list[float] = (1 - similarity(*self._compare(rows), "tv")).tolist()
+        found: list[float] = (1 - self._alike(rows, "tv")).tolist()
         return found
 
     def given_up_nats(self, rows: list[int]) -> list[float]:
@@ -209,6 +211,16 @@ class _At:
         tokens = self._chains.ids[rows, self.position]
         found: list[float] = given_up_nats(_some(self.logits, self._places(rows))[:, None], tokens[:, None]).tolist()
         return [value[0] for value in found]  # type: ignore[index]
+
+    def _alike(self, rows: list[int], measure: str) -> Tensor:
+        """Similarities; those that were just computed are still there."""
+        if self._measured is not None:
+            measured, before, found = self._measured
+            if measured == measure and set(rows) <= set(before):
+                return found[[before.index(row) for row in rows]]
+        found = similarity(*self._compare(rows), measure)
+        self._measured = measure, rows, found
+        return found
 
     def _compare(self, rows: list[int]) -> tuple[Tensor, Tensor]:
         """Log-probs of target and draft, [some rows, vocab]; those of rows that were just asked for are still there."""
@@ -231,9 +243,9 @@ class _At:
 
 
 def _some(values: Tensor, rows: list[int]) -> Tensor:
-    """Some rows; not copied when they are all of them."""
-    return values if len(rows) == len(values) else values[rows]
+    """Some rows; not copied when they are all of them.  Stacking copies five times as fast as indexing."""
+    return values if len(rows) == len(values) else torch.stack([values[row] for row in rows])
 
 
 def _at(values: Tensor, rows: list[int], position: int) -> Tensor:
-    return values[:, position] if len(rows) == len(values) else values[rows, position]
+    return _some(values[:, position], rows)
