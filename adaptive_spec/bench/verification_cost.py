@@ -12,7 +12,9 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,12 +32,13 @@ from adaptive_spec.decoding.walk import walk
 from adaptive_spec.drafting.ngram import NOTHING
 from adaptive_spec.models.linear import exchange_linears
 from adaptive_spec.models.loading import load_pair
-from adaptive_spec.settings import ModelSettings
+from adaptive_spec.settings import Settings
 from adaptive_spec.verification.distribution import processed_probs, sample
 from adaptive_spec.verification.transfer import on_device
 
-QUICKSTART_VOCAB, QWEN_VOCAB = 49_152, 151_936
-PROMPT_TOKENS = 160
+VOCABS = (49_152, 151_936)  # of SmolLM2 and of Qwen2.5
+RANDOM_TARGET = "random weights in the shape of Qwen2.5-0.5B"
+_PROMPT_TOKENS = 160
 _AGREEMENT = 0.5
 _BEST_PROB = 0.5  # of a random target, by scaling its logits: about that of the quickstart target
 _EVICTED_FLOATS = 1 << 24  # 64 MiB: a step's weights push everything else out of the caches
@@ -107,10 +110,38 @@ class Batch:
         return self.draft_logits.shape[1]
 
 
-def target_of(vocab: int, settings: ModelSettings) -> PreTrainedModel:
-    """The quickstart target where the vocabulary is its own, else random weights in the shape of Qwen2.5-0.5B."""
-    if vocab == QUICKSTART_VOCAB:
-        return load_pair(settings).target
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One vocabulary: on which target, and what its cases cost."""
+
+    vocab: int
+    target: str
+    costs: list[Cost]
+
+
+def measure_all(
+    settings: Settings,
+    vocabs: Sequence[int],
+    chain_length: int,
+    batch: int,
+    rounds: int,
+    tell: Callable[[str, str], None] = lambda title, text: None,
+) -> list[Measured]:
+    """Measure each vocabulary: on the configured target where it is its own, else on random weights."""
+    torch.set_num_threads(settings.model.threads or torch.get_num_threads())
+    tell("bench-verifiers", "loading the models")
+    pair, found = load_pair(settings.model), []
+    for vocab in vocabs:
+        own = vocab == pair.vocab_size
+        target = pair.target if own else random_target(vocab)
+        texts = texts_of(pair.tokenizer if own else None, vocab, batch)
+        costs = measure(target, texts, chain_length, rounds, tell=partial(tell, f"vocabulary {vocab:,}"))
+        found.append(Measured(vocab, settings.model.target if own else RANDOM_TARGET, costs))
+    return found
+
+
+def random_target(vocab: int) -> PreTrainedModel:
+    """Random weights in the shape of Qwen2.5-0.5B, float32."""
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=vocab,
@@ -172,13 +203,13 @@ def measure(
     return costs
 
 
-def texts_of(tokenizer: object, vocab: int, batch: int, seed: int = 0) -> list[list[int]]:
+def texts_of(tokenizer: Any, vocab: int, batch: int, seed: int = 0) -> list[list[int]]:
     """Prompts of the packaged domains, or random tokens where there is no tokenizer."""
     if tokenizer is None:
         rng = random.Random(seed)
-        return [[rng.randrange(vocab) for _ in range(PROMPT_TOKENS)] for _ in range(batch)]
+        return [[rng.randrange(vocab) for _ in range(_PROMPT_TOKENS)] for _ in range(batch)]
     texts = [prompts(domain)[row].text for row in range(batch) for domain in DOMAINS][:batch]
-    return [tokenizer.encode(text)[-PROMPT_TOKENS:] for text in texts]  # type: ignore[attr-defined]
+    return [tokenizer.encode(text)[-_PROMPT_TOKENS:] for text in texts]
 
 
 def _slot(row: int, ids: Sequence[int]) -> Slot:
@@ -215,7 +246,10 @@ def _noisy(logits: Tensor, seed: int) -> Tensor:
     """The draft's: the target's with so much noise that the best token is the same at about half of the positions."""
     noise = torch.randn(logits.shape, generator=torch.Generator().manual_seed(seed))
     own = logits.argmax(-1)
-    agrees = lambda scale: float(((logits + scale * noise).argmax(-1) == own).float().mean()) > _AGREEMENT  # noqa: E731
+
+    def agrees(scale: float) -> bool:
+        return float(((logits + scale * noise).argmax(-1) == own).float().mean()) > _AGREEMENT
+
     return logits + _bisect(agrees, 0.0, 10.0) * noise
 
 
