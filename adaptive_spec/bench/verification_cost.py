@@ -243,14 +243,22 @@ def _realistic(logits: Tensor) -> Tensor:
 
 
 def _noisy(logits: Tensor, seed: int) -> Tensor:
-    """The draft's: the target's with so much noise that the best token is the same at about half of the positions."""
-    noise = torch.randn(logits.shape, generator=torch.Generator().manual_seed(seed))
-    own = logits.argmax(-1)
+    """The draft's: the target's with noise, by which its best token moves at half of the positions.
+
+    Then a coin decides where it agrees: values are exchanged so that the best token is the target's best or its second.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(logits.shape, generator=generator)
+    two = logits.topk(2, dim=-1).indices
 
     def agrees(scale: float) -> bool:
-        return float(((logits + scale * noise).argmax(-1) == own).float().mean()) > _AGREEMENT
+        return float(((logits + scale * noise).argmax(-1) == two[..., 0]).float().mean()) > _AGREEMENT
 
-    return logits + _bisect(agrees, 0.0, 10.0) * noise
+    noisy = logits + _bisect(agrees, 0.0, 10.0) * noise
+    coin = torch.rand(logits.shape[:-1], generator=generator) < _AGREEMENT
+    wanted, best = torch.where(coin, two[..., 0], two[..., 1])[..., None], noisy.argmax(-1, keepdim=True)
+    largest, other = noisy.gather(-1, best), noisy.gather(-1, wanted)
+    return noisy.scatter(-1, best, other).scatter(-1, wanted, largest)
 
 
 def _bisect(below: Callable[[float], bool], low: float, high: float) -> float:

@@ -108,8 +108,9 @@ def judge(
     found = [ids, lengths, chains.confidences, num_accepted, next_tokens, overlaps]
     if relaxation is not None and evidence is not None:
         found += _divergence(adjusted, strict, passes, num_accepted, relaxation, evidence)
-    host = [values.tolist() for values in read(*found)]
-    return Verdict(logits, *host[:6], divergence=Divergence(*host[6:]) if host[6:] else None)
+    proposed, counts, *rest = [values.tolist() for values in read(*found)]
+    divergence = Divergence(*rest[4:]) if rest[4:] else None
+    return Verdict(logits, proposed, counts, rest[0], rest[1], rest[2], rest[3], divergence)
 
 
 def _evidence(

@@ -264,7 +264,7 @@ def test_a_step_that_fails_ends_its_requests_and_the_next_ones_are_served(
     pair: ModelPair, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr(engine.decoder.proposer, "propose", lambda *_: 1 / 0)
+        broken.setattr(engine.decoder.proposer, "propose", lambda *_, **__: 1 / 0)
         stream = engine.submit(Request("a", (1,), SHORT))
         engine.start()
         last = stream.collect()[2]
