@@ -90,7 +90,7 @@ def telling_chain(pair: ModelPair, num_prompts: int = _PROMPTS, answer_tokens: i
         for prompt in prompts(domain)[:num_prompts]:
             text = list(encode(pair, prompt.text))
             inputs = torch.tensor([text])
-            said = pair.target.generate(  # type: ignore[operator]
+            said = pair.target.generate(
                 inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=answer_tokens, do_sample=False
             )[0].tolist()
             for stop in range(len(text), len(said), _STRIDE):
