@@ -39,7 +39,7 @@ _LOOKS = (
     ("#c1553b", "white", "refused", "refused: the target's own token is emitted instead, the step ends"),
     ("#ececec", "black", "", "never reached"),
 )
-_PROMPTS, _ANSWER_TOKENS, _STRIDE = 3, 24, 6
+_PROMPTS, _ANSWER_TOKENS, _STARTS = 5, 48, 4
 _ENOUGH = 5  # different outcomes
 
 
@@ -86,15 +86,11 @@ def fates(chain: Chain, rule: Rule) -> list[int]:
 def telling_chain(pair: ModelPair, num_prompts: int = _PROMPTS, answer_tokens: int = _ANSWER_TOKENS) -> Chain:
     """The first of the chains on which enough different things happen, else one on which the most do."""
     best, most = None, 0
-    for domain in ("sql", "code"):
-        for prompt in prompts(domain)[:num_prompts]:
-            text = list(encode(pair, prompt.text))
-            inputs = torch.tensor([text])
-            said = pair.target.generate(
-                inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=answer_tokens, do_sample=False
-            )[0].tolist()
-            for stop in range(len(text), len(said), _STRIDE):
-                chain = chain_at(pair, said[:stop], domain)
+    for number in range(num_prompts):
+        for domain in ("sql", "code"):
+            text = list(encode(pair, prompts(domain)[number].text))
+            for start in _promising(pair, text, answer_tokens):
+                chain = chain_at(pair, start, domain)
                 different = len({tuple(fates(chain, rule)) for _, rule in RULES})
                 if different > most:
                     best, most = chain, different
@@ -102,6 +98,19 @@ def telling_chain(pair: ModelPair, num_prompts: int = _PROMPTS, answer_tokens: i
                     return chain
     assert best is not None
     return best
+
+
+def _promising(pair: ModelPair, text: list[int], answer_tokens: int) -> list[list[int]]:
+    """Beginnings of the target's answer after which the draft would guess some of its tokens, best first."""
+    inputs = torch.tensor([text])
+    said = pair.target.generate(
+        inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=answer_tokens, do_sample=False
+    )[0]
+    right = (pair.draft(said[None, :-1]).logits[0].argmax(-1) == said[1:]).float()
+    starts = range(len(text), len(said) - LENGTH) or range(len(text), len(text) + 1)
+    # The first token guessed right, and some but not all of those that follow.
+    worth = {start: float(right[start - 1]) * 4 - abs(float(right[start - 1 :][:LENGTH].sum()) - 5) for start in starts}
+    return [said[:start].tolist() for start in sorted(starts, key=lambda start: -worth[start])[:_STARTS]]
 
 
 def draw(pair: ModelPair, chain: Chain, path: Path) -> None:
@@ -161,9 +170,16 @@ def _heading(axes: Any, pair: ModelPair, chain: Chain, height: float) -> None:
 
 
 def _shown(pair: ModelPair, token: int) -> str:
-    """A token's text, white space made visible."""
-    text = pair.tokenizer.decode([token]).replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥").replace("$", r"\$")
+    """A token's text, white space and what a font may lack made visible."""
+    text = "".join(map(_visible, pair.tokenizer.decode([token])))
     return text if len(text) <= 9 else text[:8] + "…"
+
+
+def _visible(character: str) -> str:
+    known = {" ": "␣", "\n": "⏎", "\t": "⇥", "$": r"\$"}.get(character)
+    if known is not None:
+        return known
+    return character if character.isascii() and character.isprintable() else f"{ord(character):x}"
 
 
 def main(path: Path) -> None:
