@@ -23,12 +23,13 @@ from adaptive_spec.verification.exact import accepts_greedy, kept
 from adaptive_spec.verification.relaxed import Evidence, rule_passes
 
 LENGTH = 8
+# Looser than the defaults: an untrained draft is alike seldom, and a picture must fit on a page.
 RULES: tuple[tuple[str, Rule], ...] = (
     ("exact\nthe target's own token", Rule()),
-    ("ngram\n½ of the bigrams are the target's", Rule("ngram")),
-    ("logits\ntv: overlap ≥ .7", Rule("logits")),
-    ("logits\ntv: overlap ≥ .4", Rule("logits", min_similarity=0.4)),
-    ("hybrid\nboth: bigrams ½, overlap ≥ .4", Rule("hybrid", min_similarity=0.4)),
+    ("ngram\n¼ of the bigrams are the target's", Rule("ngram", min_overlap=0.25)),
+    ("logits\ntv: overlap ≥ .3", Rule("logits", min_similarity=0.3)),
+    ("logits\ncosine ≥ .6", Rule("logits", similarity="cosine", min_similarity=0.6)),
+    ("hybrid\nboth: bigrams ¼, overlap ≥ .3", Rule("hybrid", min_overlap=0.25, min_similarity=0.3)),
     ("typical\nmore probable than min(.09, .3 e⁻ᴴ)", Rule("typical")),
     ("topk_relaxed\ntop 10, at most .3 behind the best", Rule("topk_relaxed")),
 )
@@ -39,8 +40,8 @@ _LOOKS = (
     ("#c1553b", "white", "refused", "refused: the target's own token is emitted instead, the step ends"),
     ("#ececec", "black", "", "never reached"),
 )
-_PROMPTS, _ANSWER_TOKENS, _STARTS = 5, 48, 4
-_ENOUGH = 5  # different outcomes
+_PROMPTS, _ANSWER_TOKENS, _STARTS = 3, 40, 3
+_ENOUGH = 4  # different outcomes
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,10 +231,14 @@ class _At:
                 places = [before.index(row) for row in rows]
                 return _some(target, places), _some(draft, places)
         places = self._places(rows)
-        target = _some(self.logits, places).float().log_softmax(-1)
-        if self.probs is not None and self._sampling is not None:
-            greedy = self._sampling.processing.greedy[rows, None]
-            target = torch.where(greedy, target, _some(self.probs, places).log())
+        processing = None if self._sampling is None else self._sampling.processing
+        if self.probs is None or processing is None:
+            target = _some(self.logits, places).float().log_softmax(-1)
+        else:
+            target = _some(self.probs, places).log()
+            if processing.some_greedy:
+                plain = _some(self.logits, places).float().log_softmax(-1)
+                target = torch.where(processing.greedy[rows, None], plain, target)
         self._compared = rows, target, _at(self._chains.log_probs, rows, self.position)
         return self._compared[1:]
 
