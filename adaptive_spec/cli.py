@@ -484,6 +484,33 @@ def frontier(
     print_frontier(records)
 
 
+@app.command("bench-verifiers")
+def bench_verifiers(
+    vocab: Annotated[
+        list[int] | None, typer.Option("--vocab", min=2, help="Tokens of a vocabulary; may be repeated.")
+    ] = None,
+    chain_length: Annotated[int, typer.Option(min=1, help="Tokens of each chain.")] = 8,
+    batch: Annotated[int, typer.Option(min=1, help="Rows of a step.")] = 8,
+    rounds: Annotated[int, typer.Option(min=1, help="Counted rounds, after one that warms up.")] = 9,
+    json_file: Annotated[Path | None, typer.Option("--json", help="File for the list of records.")] = None,
+) -> None:
+    """Measure what each verifier's decision costs beside the target's forward."""
+    from adaptive_spec.bench.progress import Teller
+    from adaptive_spec.bench.verification_cost import VOCABS, measure_all
+    from adaptive_spec.bench.verification_cost_report import build_records, print_report
+    from adaptive_spec.settings import load_settings
+
+    if json_file is not None and not json_file.absolute().parent.is_dir():
+        raise typer.BadParameter(f"the folder of {json_file} does not exist")
+    tell = Teller(sys.stderr)
+    measured = measure_all(load_settings(), vocab or VOCABS, chain_length, batch, rounds, tell)
+    tell.done("bench-verifiers", "")
+    records = build_records(measured, chain_length, batch, rounds)
+    if json_file is not None:
+        json_file.write_text(json.dumps(records, indent=2) + "\n")
+    print_report(records)
+
+
 @config_app.command("show")
 def config_show(json_: Json = False) -> None:
     """Print the settings in force, without secrets."""

@@ -36,6 +36,13 @@ def describe(settings: Settings, release: str | None, cost: StepCost) -> dict[st
         "device": settings.model.device,
         "cost_draft_seconds": cost.draft_seconds,
         "cost_verify_seconds": list(cost.verify_seconds),
+        **describe_machine(),
+    }
+
+
+def describe_machine() -> dict[str, Any]:
+    """Machine, versions, command and date."""
+    return {
         "machine": _processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -59,8 +66,8 @@ def _figures(cell: Cell) -> dict[str, Any]:
         "num_prompts": sum(len(task.prompts) for task in workload.tasks),
         "num_turns": len(turns),
         "skipped": cell.skipped,
-        **_spread("tokens_per_second", [turn.tokens_per_second for turn in turns]),
-        **_spread("ratio_to_plain", cell.ratios),
+        **spread("tokens_per_second", [turn.tokens_per_second for turn in turns]),
+        **spread("ratio_to_plain", cell.ratios),
         "decode_tokens_per_second": _median(
             [t.decode.num_tokens / t.decode.seconds for t in turns if t.decode.seconds]
         ),
@@ -87,7 +94,7 @@ def _shares(turns: Sequence[Turn]) -> dict[str, float | None]:
     }
 
 
-def _spread(name: str, values: Sequence[float]) -> dict[str, float | None]:
+def spread(name: str, values: Sequence[float]) -> dict[str, float | None]:
     """Median and quartiles."""
     if not values:
         return {name: None, f"{name}_q1": None, f"{name}_q3": None}

@@ -28,6 +28,7 @@ from adaptive_spec.decoding.sampling import Sampling, sampling_of
 from adaptive_spec.decoding.slot import Delta, Slot, TokenLogProb
 from adaptive_spec.decoding.text import TextStream
 from adaptive_spec.decoding.verdict import Verdict, judge
+from adaptive_spec.decoding.walk import walk
 from adaptive_spec.drafting.memory import longest_match
 from adaptive_spec.drafting.ngram import SuffixIndex
 from adaptive_spec.errors import AdaptiveSpecError, BusyError
@@ -71,6 +72,8 @@ class Decoder:
             group_queries(model)
         self.target_cache = self._cache(pair.target)
         self.draft_cache = self._cache(pair.draft)
+        looks = pair.device.type == "cpu" and not self.target_cache.static  # there looking is free
+        self._judge = walk if looks else judge
         self.prefixes = PrefixCache(self.target_cache, settings.prefix_cache_tokens)
         self.proposer = Proposer(DraftWeights(pair.draft), self.draft_cache, settings, self._random)
 
@@ -139,7 +142,7 @@ class Decoder:
         if logits is not None:
             sampling = self._sampling([slot])
             chains = no_chains(1, self.pair.device, None if sampling is None else self.pair.vocab_size)
-            verdict = judge([slot], logits[:, None], chains, sampling)
+            verdict = self._judge([slot], logits[:, None], chains, sampling)
             self.slots.append(self.filling.pop(0))
             self._remember(row, slot.tokens[:stop])
             self._emit([slot], chains, verdict, time.perf_counter() - began)
@@ -167,7 +170,7 @@ class Decoder:
         self, logits: Tensor, chains: Chains, sampling: Sampling | None, relaxation: Relaxation | None
     ) -> Verdict:
         """Verify the chains of the live rows; who measures them overrides this."""
-        return judge(self.slots, logits, chains, sampling, relaxation)
+        return self._judge(self.slots, logits, chains, sampling, relaxation)
 
     def _sampling(self, slots: list[Slot]) -> Sampling | None:
         return sampling_of(slots, self.settings.max_chain_length, self.pair.device)

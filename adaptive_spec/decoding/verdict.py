@@ -1,5 +1,7 @@
 """The verify phase of a step: what the target's logits make of the chains, and the step's one read.
 
+This is how it runs on a device.  Where the host may look, ``walk.py`` gives the same verdict and touches less.
+
 Nothing here waits for the device but the read at the end, which brings everything that the host must know, and the
 screen of the hybrid rule.
 """
@@ -13,7 +15,7 @@ from adaptive_spec.decoding.propose import Chains
 from adaptive_spec.decoding.rules import Relaxation
 from adaptive_spec.decoding.sampling import Sampling, penalised
 from adaptive_spec.decoding.slot import Slot
-from adaptive_spec.verification.distribution import processed_probs
+from adaptive_spec.verification.distribution import best_tokens, processed_probs
 from adaptive_spec.verification.divergence import diverging_tokens, given_up_nats, within_allowance
 from adaptive_spec.verification.exact import accepts_greedy, accepts_sampled, kept, next_greedy, next_sampled
 from adaptive_spec.verification.relaxed import Evidence, rule_passes
@@ -83,7 +85,7 @@ def judge(
     """
     ids, lengths, width = chains.ids, chains.lengths, chains.ids.shape[1]
     adjusted = penalised(slots, logits, ids, 0)
-    own, probs = adjusted.argmax(-1), None
+    own, probs = best_tokens(adjusted), None
     if sampling is None:
         strict = accepts_greedy(own, ids)
     else:

@@ -37,6 +37,11 @@ def accepts_sampled(target_probs: Tensor, draft_probs: Tensor, chain: Tensor, un
     """
     of_target = target_probs[:, :-1].gather(-1, chain[..., None]).squeeze(-1)
     of_draft = draft_probs.gather(-1, chain[..., None]).squeeze(-1)
+    return accepts(of_target, of_draft, uniforms)
+
+
+def accepts(of_target: Tensor, of_draft: Tensor, uniforms: Tensor) -> Tensor:
+    """The same of tokens' probabilities: all of one shape, [...]."""
     return uniforms * of_draft < of_target
 
 

@@ -2,6 +2,8 @@
 
 from torch import Tensor
 
+from adaptive_spec.verification.similarity import exp
+
 
 def typical_passes(target_log_probs: Tensor, chain: Tensor, epsilon: float, delta: float) -> Tensor:
     """Typical acceptance: target(token) > min(epsilon, delta exp(-H(target))).
@@ -14,8 +16,8 @@ def typical_passes(target_log_probs: Tensor, chain: Tensor, epsilon: float, delt
     Returns:
         [rows, chain] bool.
     """
-    probs = target_log_probs.exp()
-    entropy = -probs.mul(target_log_probs).nan_to_num_(0.0).sum(-1)  # 0 x -inf: a token that cannot be
+    probs = exp(target_log_probs)
+    entropy = -probs.mul_(target_log_probs).nansum(-1)  # 0 x -inf, a token that cannot be, does not count
     of_token = target_log_probs.gather(-1, chain[..., None]).squeeze(-1).exp()
     return of_token > (delta * (-entropy).exp()).clamp_max(epsilon)
 

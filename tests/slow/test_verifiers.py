@@ -87,7 +87,7 @@ def _replace_next(monkeypatch: pytest.MonkeyPatch, choose: Any) -> None:
         last = draft[rows, num_kept.clamp_max(draft.shape[1] - 1)]
         return sample(choose(target[rows, num_kept], last, bonus[:, None]), uniforms)
 
-    monkeypatch.setattr("adaptive_spec.decoding.verdict.next_sampled", broken)
+    monkeypatch.setattr("adaptive_spec.decoding.walk.next_sampled", broken)
 
 
 @pytest.mark.parametrize("break_it", [broken_temperature, broken_residual, broken_bonus])
