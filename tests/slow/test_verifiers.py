@@ -12,6 +12,8 @@ from adaptive_spec.bench.corpora import DOMAINS, prompts
 from adaptive_spec.bench.lossless import encode, sampled_surplus, z_of
 from adaptive_spec.core import Request, SamplingParams
 from adaptive_spec.decoding.engine import Engine
+from adaptive_spec.decoding.verdict import judge
+from adaptive_spec.decoding.walk import walk
 from adaptive_spec.models.loading import ModelPair, load_pair
 from adaptive_spec.settings import DecoderSettings, ModelSettings, VerificationSettings
 from adaptive_spec.verification.distribution import sample
@@ -47,10 +49,16 @@ def surplus(pair: ModelPair, engine: Engine, encoded: list[tuple[int, ...]], see
     return sampled_surplus(pair, engine, encoded, params)
 
 
-@pytest.mark.parametrize("chain_length", [1, 4])
+@pytest.mark.parametrize(("chain_length", "decide"), [(1, judge), (4, walk)])
 def test_sampling_has_the_targets_distribution_over_twenty_seeds(
-    real_pair: ModelPair, engine: Engine, short_prompts: list[tuple[int, ...]], chain_length: int
+    real_pair: ModelPair,
+    engine: Engine,
+    short_prompts: list[tuple[int, ...]],
+    chain_length: int,
+    decide: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(engine.decoder, "_judge", decide)
     found = [surplus(real_pair, engine, short_prompts, seed, chain_length) for seed in range(SEEDS)]
     scores = [z_of(each) for each in found]
     assert max(map(abs, scores)) < Z_LIMIT, scores
@@ -87,7 +95,7 @@ def _replace_next(monkeypatch: pytest.MonkeyPatch, choose: Any) -> None:
         last = draft[rows, num_kept.clamp_max(draft.shape[1] - 1)]
         return sample(choose(target[rows, num_kept], last, bonus[:, None]), uniforms)
 
-    monkeypatch.setattr("adaptive_spec.decoding.walk.next_sampled", broken)
+    monkeypatch.setattr("adaptive_spec.decoding.verdict.next_sampled", broken)
 
 
 @pytest.mark.parametrize("break_it", [broken_temperature, broken_residual, broken_bonus])
@@ -98,6 +106,7 @@ def test_broken_variants_are_caught_by_the_same_test(
     monkeypatch: pytest.MonkeyPatch,
     break_it: Any,
 ) -> None:
+    monkeypatch.setattr(engine.decoder, "_judge", judge)
     break_it(monkeypatch)
     found = [surplus(real_pair, engine, short_prompts, seed, 1) for seed in range(SEEDS // 2)]
     assert max(abs(z_of(each)) for each in found) > Z_LIMIT or abs(z_of(torch.cat(found))) > Z_LIMIT
