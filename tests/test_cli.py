@@ -218,7 +218,7 @@ def test_generate_prints_the_stream(server: Any) -> None:
     assert "2 tokens in 1 steps" in result.stderr
     body = server.calls[0][2]
     assert body["metadata"] == {"domain": "code"}
-    assert body["speculation"] == {"chain_length": 0, "drafter": None, "record": False}
+    assert body["speculation"] == {"chain_length": 0, "drafter": None, "verifier": None, "record": False}
     answer = json.loads(runner.invoke(cli.app, ["generate", "-", "--json"], input="hi").stdout)
     assert answer["text"] == "Hé" and answer["usage"] == usage
 

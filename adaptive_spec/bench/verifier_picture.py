@@ -23,13 +23,14 @@ from adaptive_spec.verification.exact import accepts_greedy, kept
 from adaptive_spec.verification.relaxed import Evidence, rule_passes
 
 LENGTH = 8
-# Looser than the defaults: an untrained draft is alike seldom, and a picture must fit on a page.
+# Looser than the defaults where distributions are compared: an untrained draft is seldom alike.
 RULES: tuple[tuple[str, Rule], ...] = (
     ("exact\nthe target's own token", Rule()),
     ("ngram\n¼ of the bigrams are the target's", Rule("ngram", min_overlap=0.25)),
     ("logits\ntv: overlap ≥ .3", Rule("logits", min_similarity=0.3)),
+    ("logits\njs ≥ .55", Rule("logits", similarity="js", min_similarity=0.55)),
     ("logits\ncosine ≥ .6", Rule("logits", similarity="cosine", min_similarity=0.6)),
-    ("hybrid\nboth: bigrams ¼, overlap ≥ .3", Rule("hybrid", min_overlap=0.25, min_similarity=0.3)),
+    ("hybrid\nbigrams ¼, then js ≥ .55", Rule("hybrid", min_overlap=0.25, similarity="js", min_similarity=0.55)),
     ("typical\nmore probable than min(.09, .3 e⁻ᴴ)", Rule("typical")),
     ("topk_relaxed\ntop 10, at most .3 behind the best", Rule("topk_relaxed")),
 )
@@ -41,6 +42,7 @@ _LOOKS = (
     ("#ececec", "black", "", "never reached"),
 )
 _PROMPTS, _ANSWER_TOKENS, _STARTS = 3, 40, 3
+_SHOWN_TOKENS = 12  # of the text before the chain
 _ENOUGH = 4  # different outcomes
 
 
@@ -53,6 +55,7 @@ class Chain:
     own: Tensor
     target: Tensor
     draft: Tensor
+    after: str = ""  # the end of the text that it continues
 
 
 @torch.inference_mode()
@@ -64,7 +67,8 @@ def chain_at(pair: ModelPair, text: Sequence[int], domain: str = "") -> Chain:
         drafted.append(pair.draft(ids).logits[0, -1].float().log_softmax(-1))
         ids = torch.cat([ids, drafted[-1].argmax()[None, None]], dim=1)
     target = pair.target(ids[:, :-1]).logits[0, -LENGTH:].float().log_softmax(-1)
-    return Chain(domain, ids[0, -LENGTH:], target.argmax(-1), target, torch.stack(drafted))
+    after = pair.tokenizer.decode(list(text[-_SHOWN_TOKENS:]))
+    return Chain(domain, ids[0, -LENGTH:], target.argmax(-1), target, torch.stack(drafted), after)
 
 
 def fates(chain: Chain, rule: Rule) -> list[int]:
@@ -122,7 +126,7 @@ def draw(pair: ModelPair, chain: Chain, path: Path) -> None:
     from matplotlib import pyplot
     from matplotlib.patches import Patch, Rectangle
 
-    figure, axes = pyplot.subplots(figsize=(13, 7.2), dpi=100, layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(13, 8.2), dpi=88, layout="constrained")
     head = 2.3
     _heading(axes, pair, chain, head)
     for line, (name, rule) in enumerate(RULES):
@@ -145,7 +149,8 @@ def draw(pair: ModelPair, chain: Chain, path: Path) -> None:
     figure.legend(handles=patches, loc="outside lower center", ncols=2, frameon=False, fontsize=10)
     figure.suptitle(
         f"One chain of {LENGTH} tokens that the draft proposed, read by the target ({pair.name}, a prompt of "
-        f"{chain.domain or 'no domain'}), and what each verifier keeps of it",
+        f"{chain.domain or 'no domain'}), and what each verifier keeps of it;\nthe text before it ends with:  "
+        + "".join(map(_visible, chain.after)),
         fontsize=12,
     )
     figure.savefig(path)
