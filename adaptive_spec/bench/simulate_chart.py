@@ -7,10 +7,20 @@ from typing import Any
 
 from adaptive_spec.bench.simulate import RecordedSimulation
 from adaptive_spec.calibration.outcomes import Outcome
-from adaptive_spec.calibration.simulate import BEST_FIXED, OFF, ORACLE, OURS
+from adaptive_spec.calibration.simulate import BEST_FIXED, FIXED_LENGTHS, OFF, ORACLE, OURS
 
 _OURS, _OTHERS, _BOUND, _RULE = "#2a6f97", "#b8b8b8", "#ffffff", "#c1553b"
 _COLUMNS = 2
+_LABELS = {
+    OFF: "no speculation",
+    **{f"fixed {length}": f"always {length}" for length in FIXED_LENGTHS},
+    **{name: f"ours: {name}" for name in OURS},
+    "pooled thresholds": "one threshold for all domains",
+    "transformers": "transformers' dynamic threshold",
+    "logistic": "logistic estimator as in vLLM",
+    BEST_FIXED: "best fixed length per domain",
+    ORACLE: "oracle: no policy can do better",
+}
 
 
 def draw_simulation(found: RecordedSimulation, path: Path) -> None:
@@ -21,10 +31,13 @@ def draw_simulation(found: RecordedSimulation, path: Path) -> None:
     from matplotlib import pyplot
 
     simulation = found.simulation
+    judged = {one.policy for part in simulation.domains for one in part.outcomes if one.relative is not None}
     panels = [(f"{part.domain}, {part.num_steps} steps of {part.num_requests} requests", part.outcomes)
               for part in simulation.domains]  # fmt: skip
     if simulation.mix and len(panels) > 1:
         panels.insert(0, ("all domains together, by their share of the tokens", simulation.mix))
+    panels = [(title, tuple(one for one in outcomes if one.policy in judged)) for title, outcomes in panels]
+    missing = [one.policy for one in simulation.domains[0].outcomes if one.policy not in judged]
     num_columns = min(_COLUMNS, len(panels))
     num_lines = math.ceil(len(panels) / num_columns)
     num_bars = len(panels[0][1])
@@ -36,8 +49,9 @@ def draw_simulation(found: RecordedSimulation, path: Path) -> None:
     for axes, (title, outcomes) in zip(grid.flat, panels, strict=False):
         _bars(axes, title, outcomes, widest)
     figure.suptitle(
-        f"Goodput that each length policy would have had on the traffic of release {found.release}\n"
-        "no speculation = 1; bars are 95 % intervals by request; blue: ours; white: needs to know the future",
+        f"What each length policy would have made of the recorded traffic of release {found.release}: tokens a second, "
+        "no speculation = 1\nblue: ours; white: chosen knowing the outcome; black lines: 95 % intervals by request"
+        + (f"; not on record: {', '.join(missing)}" if missing else ""),
         fontsize=10,
     )
     figure.savefig(path)
@@ -47,7 +61,9 @@ def draw_simulation(found: RecordedSimulation, path: Path) -> None:
 def _bars(axes: Any, title: str, outcomes: Sequence[Outcome], widest: float) -> None:
     for place, outcome in enumerate(outcomes):
         if outcome.relative is None or outcome.low is None or outcome.high is None:
-            axes.text(widest * 0.01, place, "not on record", va="center", fontsize=7, color="#777777", style="italic")
+            axes.text(
+                widest * 0.01, place, "cannot be judged here", va="center", fontsize=7, color="#777777", style="italic"
+            )
             continue
         interval = ([max(0.0, outcome.relative - outcome.low)], [max(0.0, outcome.high - outcome.relative)])
         axes.barh(
@@ -62,11 +78,12 @@ def _bars(axes: Any, title: str, outcomes: Sequence[Outcome], widest: float) -> 
         axes.text(max(outcome.relative, outcome.high) + widest * 0.015, place, text, va="center", fontsize=7)
     axes.axvline(1.0, color=_RULE, linewidth=1, linestyle="--", zorder=3)
     axes.set_xlim(0, widest * 1.1)
-    axes.set_yticks(range(len(outcomes)), [outcome.policy for outcome in outcomes], fontsize=8)
+    axes.set_yticks(range(len(outcomes)), [_LABELS.get(o.policy, o.policy) for o in outcomes], fontsize=8)
     for label, outcome in zip(axes.get_yticklabels(), outcomes, strict=True):
         label.set_fontweight("bold" if outcome.policy in OURS else "normal")
     axes.invert_yaxis()
     axes.set_title(title, fontsize=9, loc="left")
+    axes.set_xlabel("times the tokens/s without speculation", fontsize=8)
     axes.tick_params(axis="x", labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
 

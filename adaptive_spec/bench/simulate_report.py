@@ -46,6 +46,18 @@ def basis(part: DomainOutcome) -> str:
         f"{part.num_earlier_steps} earlier steps; {part.num_explored_steps} steps explored at full length; of "
         f"{part.num_values} values {part.num_filled_values} were filled in, and {part.num_cut_short} chains ended "
         f"before length {part.longest_chain} with every token kept, so that what follows is drawn from like steps."
+        + _cut(part)
+    )
+
+
+def _cut(part: DomainOutcome) -> str:
+    """Where policies wanted longer chains than the records can judge."""
+    shares = [f"{outcome.policy} {outcome.cut_share:.0%}" for outcome in part.outcomes if outcome.cut_share]
+    if not shares:
+        return ""
+    return (
+        f" No chain beyond {part.longest_chain} (of {part.longest_allowed}) can be judged: cut there in so many steps "
+        f"are {', '.join(shares)}."
     )
 
 
@@ -79,13 +91,12 @@ def _missing(found: RecordedSimulation) -> list[str]:
     """Why there are dashes, each reason once."""
     simulation = found.simulation
     lines = [f"not judged: domain {small.domain}: {small.reason}" for small in simulation.too_small]
+    domains: dict[tuple[str, str], list[str]] = {}
     for part in simulation.domains:
-        reasons: dict[str, list[str]] = {}
         for outcome in part.outcomes:
             if outcome.reason:
-                reasons.setdefault(outcome.reason, []).append(outcome.policy)
-        lines += [f"not judged in {part.domain}: {', '.join(names)}: {why}" for why, names in reasons.items()]
-    return lines
+                domains.setdefault((outcome.policy, outcome.reason), []).append(part.domain)
+    return lines + [f"not judged: {name} in {', '.join(where)}: {why}" for (name, why), where in domains.items()]
 
 
 def _foot(found: RecordedSimulation) -> list[str]:

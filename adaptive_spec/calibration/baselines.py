@@ -22,15 +22,19 @@ _SETTLED = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Tokens that each step drafts, and how many of them it has verified.  [steps] each."""
+    """Tokens that each step drafts, and how many of them it has verified.
+
+    cut: would have drafted on, but the completed chain ends there.  [steps] each.
+    """
 
     drafted: NDArray[np.int64]
     verified: NDArray[np.int64]
+    cut: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, lengths: NDArray[np.int64]) -> "Choice":
+    def of(cls, lengths: NDArray[np.int64], cut: NDArray[np.bool_] | None = None) -> "Choice":
         """All that is drafted is verified."""
-        return cls(lengths, lengths)
+        return cls(lengths, lengths, np.zeros(len(lengths), np.bool_) if cut is None else cut)
 
 
 def seconds_by_length(cost: StepCost) -> NDArray[np.float64]:
@@ -49,14 +53,14 @@ def by_floors(confidence: NDArray[np.float64], temperature: float, floors: Seque
 
     Args:
         confidence: [steps, longest], before the temperature.
-        floors: of ``drafting.policy``; those beyond ``longest`` are not reached.
+        floors: of ``drafting.policy``.
     """
     num_steps, longest = confidence.shape
-    length = min(longest, len(floors))
     reach = np.cumprod(calibrated_confidences(confidence, temperature), axis=1)
-    before = np.concatenate([np.ones((num_steps, 1)), reach], axis=1)[:, :length]
-    goes_on = before >= np.asarray(floors[:length], np.float64)
-    return Choice.of(np.asarray(np.cumprod(goes_on, axis=1).sum(axis=1), np.int64))
+    before = np.concatenate([np.ones((num_steps, 1)), reach], axis=1)[:, : len(floors)]
+    goes_on = before >= np.asarray(floors[: longest + 1], np.float64)
+    wanted = np.cumprod(goes_on, axis=1).sum(axis=1)
+    return Choice.of(np.asarray(np.minimum(wanted, longest), np.int64), wanted > longest)
 
 
 def oracle(num_acceptable: NDArray[np.int64], cost: StepCost) -> Choice:
@@ -97,6 +101,7 @@ def transformers_rule(
     num_acceptable = np.cumprod(accepted, axis=1).sum(axis=1)
     longest = confidence.shape[1]
     lengths = np.zeros(len(confidence), np.int64)
+    cut = np.zeros(len(confidence), np.bool_)
     for request in np.unique(request_index):
         threshold, seen, kept = FIRST_THRESHOLD, [], []
         for step in np.flatnonzero(request_index == request):
@@ -107,8 +112,8 @@ def transformers_rule(
             seen += confidence[step, :judged].tolist()
             kept += [True] * matches + [False] * (judged - matches)
             threshold = roc_threshold(seen, kept, threshold)
-            lengths[step] = length
-    return Choice.of(lengths)
+            lengths[step], cut[step] = length, not len(below)
+    return Choice.of(lengths, cut)
 
 
 def roc_threshold(seen: Sequence[float], kept: Sequence[bool], now: float) -> float:

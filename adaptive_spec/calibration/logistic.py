@@ -68,7 +68,8 @@ class Verification:
         depth = min(self.depth, confidence.shape[1])
         emitted = _expected(self.estimator.probabilities(confidence[:, :depth]))
         verified = (emitted - self.rate * _seconds(cost, depth)).argmax(axis=1)
-        return Choice(np.full(len(confidence), depth, np.int64), np.asarray(verified, np.int64))
+        drafted = np.full(len(confidence), depth, np.int64)
+        return Choice(drafted, np.asarray(verified, np.int64), drafted < self.depth)
 
 
 def plan_verification(estimator: Estimator, confidence: NDArray[np.float64], cost: StepCost) -> Verification:

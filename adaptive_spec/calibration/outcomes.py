@@ -22,8 +22,9 @@ class Outcome:
     """One policy.  The numbers are None where it could not be judged, and ``reason`` says why.
 
     goodput: tokens a second.  relative: of no speculation; low, high: its 95 % interval.  drafted_tokens,
-    emitted_tokens: means per step, None on the mix.  regret: 1 - goodput / goodput of the best fixed length of each
-    domain in hindsight; below 0 when that is beaten.
+    emitted_tokens: means per step, None on the mix.  cut_share: of the steps in which it would have drafted beyond the
+    longest chain on record, and is charged and credited only up to there; None on the mix.  regret: 1 - goodput /
+    goodput of the best fixed length of each domain in hindsight; below 0 when that is beaten.
     """
 
     policy: str
@@ -36,6 +37,7 @@ class Outcome:
     regret_high: float | None = None
     drafted_tokens: float | None = None
     emitted_tokens: float | None = None
+    cut_share: float | None = None
     reason: str | None = None
 
 
@@ -44,9 +46,9 @@ class DomainOutcome:
     """The policies on one domain's later requests, and what the judgement rests on.
 
     traffic_share: of the mix's tokens.  num_explored_steps: drafted at full length regardless of the policy.
-    longest_chain: the longest that enough steps reached; nothing beyond is judged.  num_values: steps x longest_chain,
-    of which num_filled_values were drawn from similar steps; their verdicts count only in the num_cut_short steps whose
-    chain was still whole where it ended.  num_emitted: tokens of the later speculative steps.
+    longest_chain: the longest that enough steps reached; longest_allowed: by the cost and the settings.
+    num_values: steps x longest_chain, of which num_filled_values were drawn from similar steps; their verdicts count
+    only in the num_cut_short steps whose chain was still whole where it ended.  num_emitted: tokens of the later speculative steps.
     """
 
     domain: str
@@ -56,6 +58,7 @@ class DomainOutcome:
     num_earlier_steps: int
     num_explored_steps: int
     longest_chain: int
+    longest_allowed: int
     num_values: int
     num_filled_values: int
     num_cut_short: int
@@ -107,13 +110,14 @@ class Simulation:
 class Measured:
     """One policy in one domain.
 
-    by_request: [seeds, 2, requests], tokens emitted and seconds.  drafted, emitted: means per step.
-    base: goodput of no speculation.
+    by_request: [seeds, 2, requests], tokens emitted and seconds.  drafted, emitted: means per step.  cut: share of the
+    steps.  base: goodput of no speculation.
     """
 
     by_request: NDArray[np.float64]
     drafted: float
     emitted: float
+    cut: float
     base: float
 
     @property
@@ -151,7 +155,7 @@ def measure(
     """
     verify = np.asarray(cost.verify_seconds, np.float64)
     request = np.unique(replays[0].request_index, return_inverse=True)[1]
-    sums, drafted, emitted = [], [], []
+    sums, emitted = [], []
     for number, (choice, replay) in enumerate(zip(choices, replays, strict=True)):
         paid = choice
         if rows > 1 and waits:
@@ -159,15 +163,21 @@ def measure(
         seconds = (paid.drafted * cost.draft_seconds + verify[paid.verified]) / rows
         tokens = 1.0 + np.minimum(choice.verified, replay.num_acceptable)
         sums.append(np.stack([np.bincount(request, weights=values) for values in (tokens, seconds)]))
-        drafted.append(float(choice.drafted.mean()))
         emitted.append(float(tokens.mean()))
-    return Measured(np.stack(sums), float(np.mean(drafted)), float(np.mean(emitted)), rows / cost.verify_seconds[0])
+    return Measured(
+        by_request=np.stack(sums),
+        drafted=float(np.mean([choice.drafted.mean() for choice in choices])),
+        emitted=float(np.mean(emitted)),
+        cut=float(np.mean([choice.cut.mean() for choice in choices])),
+        base=rows / cost.verify_seconds[0],
+    )
 
 
 def _with_company(choice: Choice, rows: int, random: np.random.Generator) -> Choice:
     num_steps = len(choice.drafted)
     others = random.integers(0, num_steps, (num_steps, rows - 1))
-    return Choice(*(np.maximum(of, of[others].max(axis=1)) for of in (choice.drafted, choice.verified)))
+    drafted, verified = (np.maximum(of, of[others].max(axis=1)) for of in (choice.drafted, choice.verified))
+    return Choice(drafted, verified, choice.cut)
 
 
 def outcomes(measured: Mapping[str, Measured | str], best: str, seed: int) -> tuple[Outcome, ...]:
@@ -180,7 +190,7 @@ def outcomes(measured: Mapping[str, Measured | str], best: str, seed: int) -> tu
         if isinstance(one, str):
             found.append(Outcome(name, reason=one))
             continue
-        found.append(_outcome(name, goodputs, draws, best, one.base, one.drafted, one.emitted))
+        found.append(_outcome(name, goodputs, draws, best, one.base, one))
     return tuple(found)
 
 
@@ -218,8 +228,7 @@ def _outcome(
     draws: Mapping[str, NDArray[np.float64]],
     best: str,
     base: float,
-    drafted: float | None = None,
-    emitted: float | None = None,
+    measured: Measured | None = None,
 ) -> Outcome:
     goodput = float(goodputs[name].mean())
     low, high = np.quantile(draws[name], [0.025, 0.975]) / base
@@ -233,6 +242,7 @@ def _outcome(
         regret=1 - goodput / float(goodputs[best].mean()),
         regret_low=float(regret_low),
         regret_high=float(regret_high),
-        drafted_tokens=drafted,
-        emitted_tokens=emitted,
+        drafted_tokens=measured.drafted if measured else None,
+        emitted_tokens=measured.emitted if measured else None,
+        cut_share=measured.cut if measured else None,
     )

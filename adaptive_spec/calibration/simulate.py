@@ -30,6 +30,7 @@ ORACLE = "oracle"
 OURS = ("live thresholds", "live stopping", "fresh thresholds", "fresh stopping")
 FIXED_LENGTHS = (1, 2, 4, 6)
 MIN_REQUESTS = 5  # later ones, to judge a domain
+_NEGLIGIBLE = 0.005  # share of chains still whole at the longest length on record
 _NOT_FITTED = "too few earlier steps to fit"
 
 Policy = Callable[[Replay], Choice]
@@ -80,9 +81,11 @@ def simulate(
             continue
         replays = [Replay.complete(late[domain], 1.0, longest, seed + number) for number in range(num_seeds)]
         live = now.get(domain) or now.get(POOLED) or Thresholds()
-        policies = _policies(domain, live, learnt, cost, replays[0].max_chain_length)
+        policies = _policies(domain, live, learnt, cost, longest, replays[0])
         measured[domain] = _measured(policies, replays, cost, rows, seed)
-        judged[domain] = _domain_outcome(domain, late[domain], early.get(domain), replays, measured[domain], seed)
+        judged[domain] = _domain_outcome(
+            domain, late[domain], early.get(domain), replays, longest, measured[domain], seed
+        )
     if not judged:
         told = "; ".join(f"{entry.domain}: {entry.reason}" for entry in small) or "no speculative step is on record"
         raise NotEnoughDataError(
@@ -148,23 +151,29 @@ def _learn(
     return _Learnt(thresholds, plan_verification(estimator, confidence, cost))
 
 
-def _policies(domain: str, live: Thresholds, learnt: _Learnt, cost: StepCost, longest: int) -> dict[str, Policy | str]:
-    """By name; a text says why a policy cannot be judged."""
+def _policies(
+    domain: str, live: Thresholds, learnt: _Learnt, cost: StepCost, allowed: int, replay: Replay
+) -> dict[str, Policy | str]:
+    """By name; a text says why a policy cannot be judged.
+
+    A fixed length beyond the longest chain on record can be where hardly any chain is still whole there.
+    """
+    longest = replay.max_chain_length
+    if (replay.num_acceptable >= longest).mean() <= _NEGLIGIBLE:
+        longest = allowed
     policies: dict[str, Policy | str] = {OFF: _fixed(0)}
     for length in FIXED_LENGTHS:
-        told = f"chains of {length} are not on record"
+        told = "chains so long are not on record" if length <= allowed else "longer than settings and cost allow"
         policies[f"fixed {length}"] = _fixed(length) if length <= longest else told
-    policies["live thresholds"] = _by_thresholds(live)
+    policies["live thresholds"] = _by_thresholds(live, allowed)
     policies["live stopping"] = (
-        _by_stopping(live, cost) if live.survival else "the release has no survival curve of this domain"
+        _by_stopping(live, cost, allowed) if live.survival else "the release has no survival curve of this domain"
     )
     fresh, pooled = learnt.thresholds.get(domain) or learnt.thresholds.get(POOLED), learnt.thresholds.get(POOLED)
-    policies["fresh thresholds"] = _by_thresholds(fresh) if fresh else _NOT_FITTED
-    policies["fresh stopping"] = _by_stopping(fresh, cost) if fresh else _NOT_FITTED
-    policies["pooled thresholds"] = _by_thresholds(pooled) if pooled else _NOT_FITTED
-    policies["transformers"] = lambda replay: transformers_rule(
-        replay.confidence, replay.accepted, replay.request_index
-    )
+    policies["fresh thresholds"] = _by_thresholds(fresh, allowed) if fresh else _NOT_FITTED
+    policies["fresh stopping"] = _by_stopping(fresh, cost, allowed) if fresh else _NOT_FITTED
+    policies["pooled thresholds"] = _by_thresholds(pooled, allowed) if pooled else _NOT_FITTED
+    policies["transformers"] = _transformers(allowed)
     plan = learnt.verification
     policies["logistic"] = (lambda replay: plan.choose(replay.confidence, cost)) if plan else _NOT_FITTED
     return policies
@@ -174,18 +183,22 @@ def _fixed(length: int) -> Policy:
     return lambda replay: fixed(len(replay.accepted), length)
 
 
-def _by_thresholds(thresholds: Thresholds) -> Policy:
-    return lambda replay: by_floors(
-        replay.confidence, thresholds.temperature, threshold_floors(thresholds, replay.max_chain_length)
-    )
+def _by_thresholds(thresholds: Thresholds, allowed: int) -> Policy:
+    floors = threshold_floors(thresholds, allowed)
+    return lambda replay: by_floors(replay.confidence, thresholds.temperature, floors)
 
 
-def _by_stopping(thresholds: Thresholds, cost: StepCost) -> Policy:
-    return lambda replay: by_floors(
-        replay.confidence,
-        thresholds.temperature,
-        stopping_floors(thresholds.survival, cost, replay.max_chain_length),
-    )
+def _by_stopping(thresholds: Thresholds, cost: StepCost, allowed: int) -> Policy:
+    floors = stopping_floors(thresholds.survival, cost, allowed)
+    return lambda replay: by_floors(replay.confidence, thresholds.temperature, floors)
+
+
+def _transformers(allowed: int) -> Policy:
+    def choose(replay: Replay) -> Choice:
+        choice = transformers_rule(replay.confidence, replay.accepted, replay.request_index)
+        return choice if replay.max_chain_length < allowed else Choice.of(choice.drafted)  # its 20 are not asked about
+
+    return choose
 
 
 def _measured(
@@ -210,6 +223,7 @@ def _domain_outcome(
     late: Observations,
     early: Observations | None,
     replays: Sequence[Replay],
+    allowed: int,
     measured: Mapping[str, Measured | str],
     seed: int,
 ) -> DomainOutcome:
@@ -224,6 +238,7 @@ def _domain_outcome(
         num_earlier_steps=0 if early is None else int((early.position == 0).sum()),
         num_explored_steps=replay.num_explored_steps,
         longest_chain=replay.max_chain_length,
+        longest_allowed=allowed,
         num_values=num_values,
         num_filled_values=num_values - int(replay.num_reached.sum()),
         num_cut_short=int(alive.sum()),
