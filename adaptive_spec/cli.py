@@ -21,11 +21,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import typer
 from typer.core import TyperGroup
 
-from adaptive_spec.errors import AdaptiveSpecError
+from adaptive_spec.errors import AdaptiveSpecError, RecordsError
 from adaptive_spec.serving.client import DEFAULT_URL, Client, UnreachableError
 
 if TYPE_CHECKING:
-    from adaptive_spec.bench.simulate import RecordedSimulation
+    from adaptive_spec.bench.simulate_records import RecordedSimulation
     from adaptive_spec.records.database import Database
     from adaptive_spec.settings import Settings
 
@@ -280,8 +280,8 @@ def simulate(
 ) -> None:
     """What other length policies would have made of the recorded traffic."""
     from adaptive_spec.bench.compare_chart import check_chart
-    from adaptive_spec.bench.simulate import simulate_records
     from adaptive_spec.bench.simulate_chart import draw_simulation
+    from adaptive_spec.bench.simulate_records import simulate_records
     from adaptive_spec.bench.simulate_report import print_report
     from adaptive_spec.settings import load_settings
 
@@ -555,13 +555,16 @@ def _ask(
             raise
     from adaptive_spec.settings import load_settings
 
-    return _read_database(load_settings().records.url, direct)
+    records_url = load_settings().records.url
+    _refuse_missing_file(records_url)
+    return _read_database(records_url, direct)
 
 
 def _read_database(records_url: str, read: Callable[["Database"], T]) -> T:
     from adaptive_spec.records.database import Database
 
-    _refuse_missing_file(records_url)
+    if (path := _missing_file(records_url)) is not None:
+        raise RecordsError(f"There is no database {path}. Start `adaptive-spec serve` or set records.url.")
     database = Database(records_url)
     try:
         database.check()
@@ -571,13 +574,17 @@ def _read_database(records_url: str, read: Callable[["Database"], T]) -> T:
 
 
 def _refuse_missing_file(records_url: str) -> None:
-    # Opening SQLite would leave an empty file behind.
-    path = records_url.removeprefix("sqlite:///")
-    if path != records_url and not Path(path).exists():
+    if (path := _missing_file(records_url)) is not None:
         raise UnreachableError(
             f"No service answers at {DEFAULT_URL} and there is no database {path}. "
             "Start `adaptive-spec serve`, pass --url or set ADAPTIVE_SPEC_RECORDS__URL."
         )
+
+
+def _missing_file(records_url: str) -> str | None:
+    """The file of a SQLite database that is not there; opening it would leave an empty one behind."""
+    path = records_url.removeprefix("sqlite:///")
+    return path if path != records_url and not Path(path).exists() else None
 
 
 def _wait_for(client: Client, run_id: int) -> dict[str, Any]:

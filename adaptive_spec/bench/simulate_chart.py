@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from adaptive_spec.bench.simulate import RecordedSimulation
+from adaptive_spec.bench.simulate_records import RecordedSimulation
 from adaptive_spec.calibration.outcomes import Outcome
 from adaptive_spec.calibration.simulate import BEST_FIXED, FIXED_LENGTHS, OFF, ORACLE, OURS
 
@@ -13,13 +13,13 @@ _OURS, _OTHERS, _BOUND, _RULE = "#2a6f97", "#b8b8b8", "#ffffff", "#c1553b"
 _COLUMNS = 2
 _LABELS = {
     OFF: "no speculation",
-    **{f"fixed {length}": f"always {length}" for length in FIXED_LENGTHS},
+    **{f"fixed {length}": f"always {length} token{'s' * (length > 1)}" for length in FIXED_LENGTHS},
     **{name: f"ours: {name}" for name in OURS},
     "pooled thresholds": "one threshold for all domains",
     "transformers": "transformers' dynamic threshold",
     "logistic": "logistic estimator as in vLLM",
     BEST_FIXED: "best fixed length per domain",
-    ORACLE: "oracle: no policy can do better",
+    ORACLE: "oracle, knows what is accepted",
 }
 
 
@@ -75,7 +75,9 @@ def _bars(axes: Any, title: str, outcomes: Sequence[Outcome], widest: float) -> 
             error_kw={"elinewidth": 1, "capsize": 2, "ecolor": "#333333"},
         )
         text = f"{outcome.relative:.2f}"
-        axes.text(max(outcome.relative, outcome.high) + widest * 0.015, place, text, va="center", fontsize=7)
+        label = axes.text(max(outcome.relative, outcome.high) + widest * 0.015, place, text, va="center", fontsize=7)
+        label.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})
+        label.set_zorder(4)
     axes.axvline(1.0, color=_RULE, linewidth=1, linestyle="--", zorder=3)
     axes.set_xlim(0, widest * 1.1)
     axes.set_yticks(range(len(outcomes)), [_LABELS.get(o.policy, o.policy) for o in outcomes], fontsize=8)

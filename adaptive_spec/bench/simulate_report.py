@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from adaptive_spec.bench.simulate import RecordedSimulation
+from adaptive_spec.bench.simulate_records import RecordedSimulation
 from adaptive_spec.calibration.outcomes import DomainOutcome, Outcome
 from adaptive_spec.calibration.simulate import BEST_FIXED, OFF, ORACLE, OURS
 
@@ -18,8 +18,9 @@ EXPLAINED = {
     "transformers": "the dynamic confidence threshold of transformers' assisted generation",
     "logistic": "one logistic estimator for all domains that trims drafted chains, as in vLLM",
     BEST_FIXED: "the best fixed length of each domain, chosen in hindsight",
-    ORACLE: "knows what will be accepted: nobody can do better",
+    ORACLE: "knows what will be accepted: with chains on record nobody can do better",
 }
+_FEW = 20  # requests; with fewer a bootstrap is too sure of itself
 _HEADINGS = ("policy", "tokens/s", "of off", "95 %", "regret %", "95 %", "drafted", "emitted")
 
 
@@ -102,7 +103,9 @@ def _missing(found: RecordedSimulation) -> list[str]:
 def _foot(found: RecordedSimulation) -> list[str]:
     simulation, cost = found.simulation, found.simulation.cost
     verify = ", ".join(f"{seconds * 1e3:.0f}" for seconds in cost.verify_seconds)
+    few = [part.domain for part in simulation.domains if part.num_requests < _FEW]
     return [
+        *([f"fewer than {_FEW} requests, so intervals are too narrow: {', '.join(few)}"] if few else []),
         *(f"{name}: {text}" for name, text in EXPLAINED.items()),
         "regret: what is lost against 'best fixed'; below 0 beats it. drafted, emitted: tokens a step.",
         f"release {found.release}; the first {simulation.split:.0%} of the requests to learn, the rest to judge; "

@@ -48,7 +48,8 @@ class DomainOutcome:
     traffic_share: of the mix's tokens.  num_explored_steps: drafted at full length regardless of the policy.
     longest_chain: the longest that enough steps reached; longest_allowed: by the cost and the settings.
     num_values: steps x longest_chain, of which num_filled_values were drawn from similar steps; their verdicts count
-    only in the num_cut_short steps whose chain was still whole where it ended.  num_emitted: tokens of the later speculative steps.
+    only in the num_cut_short steps whose chain was still whole where it ended.  num_emitted: tokens of the later
+    speculative steps.
     """
 
     domain: str

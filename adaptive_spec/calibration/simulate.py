@@ -1,8 +1,8 @@
 """What other length policies would have made of recorded traffic.
 
-Called by ``bench.simulate`` and from Python.  Requests are split by time: policies that learn learn on the earlier
-ones, all are judged on the later ones.  Chains that the live policy or a refused token cut short are completed by
-``Replay``, once per seed; goodput is the mean over seeds, intervals draw whole requests, each draw on one of the
+Called by ``bench.simulate_records`` and from Python.  Requests are split by time: policies that learn learn on the
+earlier ones, all are judged on the later ones.  Chains that the live policy or a refused token cut short are completed
+by ``Replay``, once per seed; goodput is the mean over seeds, intervals draw whole requests, each draw on one of the
 completions, so that they hold both kinds of chance.  That steps would begin elsewhere in the text under another policy
 is ignored, as in ``threshold``.
 """

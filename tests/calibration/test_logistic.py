@@ -38,7 +38,7 @@ def test_planted_weight_and_biases_are_found() -> None:
 
 def test_verification_by_hand() -> None:
     confidence = np.array([[0.9, 0.9], [0.1, 0.1]])
-    # Two drafted: 1, 1.9 or 2.71 tokens in 1.2, 1.4 or 1.6 s, and 1, 1.1 or 1.11.  The first verifies two, the other none.
+    # Two drafted: 1, 1.9 or 2.71 tokens in 1.2, 1.4 or 1.6 s, and 1, 1.1 or 1.11.  One verifies two, the other none.
     plan = plan_verification(AS_IT_IS, confidence, COST)
     assert (plan.depth, plan.rate) == (2, pytest.approx((2.71 + 1) / (1.6 + 1.2)))
     choice = plan.choose(confidence, COST)

@@ -63,7 +63,7 @@ def simulate_records(
         cost: a stored cost's key or a file (see ``find_cost``).
 
     Raises:
-        SettingsError: the drafter cannot be simulated, or no cost is known.
+        SettingsError: the drafter cannot be simulated, or no cost is known for so many rows.
         NotEnoughDataError: too little is on record, or nothing of the domain.
     """
     if drafter != "model":
@@ -72,7 +72,7 @@ def simulate_records(
             "one would have brought is not on record. Leave --drafter out."
         )
     version = live_version(database) if release is None else release
-    step_cost = find_cost(database, cost).at(rows)
+    step_cost = _cost_of(find_cost(database, cost), rows)
     seen = observations(database, release=version, drafter=drafter, limit=NEWEST_STEPS)
     if domain is not None and domain not in seen:
         known = f"those with some: {', '.join(seen)}" if seen else "no domain has any"
@@ -104,6 +104,18 @@ def _only(found: Simulation, domain: str | None) -> Simulation:
     return replace(found, domains=(found.domain(domain),), mix=(), too_small=())
 
 
+def _cost_of(model: CostModel, rows: int) -> StepCost:
+    """Between what was measured, never beyond."""
+    most = max(model.measured)
+    if rows > most:
+        measured = f"1 to {most} rows" if most > 1 else "1 row only"
+        raise SettingsError(
+            f"The cost {model.step.key!r} was measured for steps of {measured}; "
+            f"{rows} rows would be a guess. Lower --batch, or raise decoder.slots and start the service once."
+        )
+    return model.at(rows)
+
+
 def find_cost(database: Database, named: str | None) -> CostModel:
     """Return the stored cost of this machine, a stored one by its key, or one out of a JSON file.
 
@@ -123,7 +135,7 @@ def find_cost(database: Database, named: str | None) -> CostModel:
         if named in stored:
             return CostModel.from_dict(stored[named].model, named)
         return _read(Path(named), list(stored))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SettingsError(f"The cost {named} cannot be read: {error}. {_SERVE}") from error
 
 
