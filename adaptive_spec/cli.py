@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 # Threads that wait for work sleep.  By default they spin, and beside another busy process decoding then collapses.
 # OpenMP reads this once, when torch is loaded.
@@ -21,13 +21,15 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import typer
 from typer.core import TyperGroup
 
-from adaptive_spec.errors import AdaptiveSpecError
+from adaptive_spec.errors import AdaptiveSpecError, RecordsError
 from adaptive_spec.serving.client import DEFAULT_URL, Client, UnreachableError
 
 if TYPE_CHECKING:
+    from adaptive_spec.bench.simulate_records import RecordedSimulation
     from adaptive_spec.records.database import Database
     from adaptive_spec.settings import Settings
 
+T = TypeVar("T")
 RUN_EXIT_CODES = {"passed": 0, "refused": 3, "failed": 1, "cancelled": 1}
 
 
@@ -260,6 +262,55 @@ def events(
 
     found = _ask(url, "/api/events", {"limit": limit, "kind": kind}, direct)
     _show(found, found["events"], ("at", "kind", "domain", "release", "detail"), json_)
+
+
+@app.command()
+def simulate(
+    domain: Domain = None,
+    release: Annotated[
+        int | None, typer.Option(min=0, help="The release whose steps; without it, the live one.")
+    ] = None,
+    drafter: Annotated[str, typer.Option(help="Whose chains; only those of the draft model can be.")] = "model",
+    batch: Annotated[int, typer.Option(min=1, help="Rows of the steps whose cost is charged.")] = 1,
+    split: Annotated[float, typer.Option(min=0, max=0.95, help="Share of the requests to learn from.")] = 0.5,
+    cost: Annotated[str | None, typer.Option(help="Key of a stored cost, or a JSON file with one.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of filling in and of the intervals.")] = 0,
+    chart: Annotated[Path | None, typer.Option(help="PNG or SVG file for the chart.")] = None,
+    json_: Json = False,
+) -> None:
+    """What other length policies would have made of the recorded traffic."""
+    from adaptive_spec.bench.compare_chart import check_chart
+    from adaptive_spec.bench.simulate_chart import draw_simulation
+    from adaptive_spec.bench.simulate_records import simulate_records
+    from adaptive_spec.bench.simulate_report import print_report
+    from adaptive_spec.settings import load_settings
+
+    if chart is not None:
+        if not chart.absolute().parent.is_dir():
+            raise typer.BadParameter(f"the folder of {chart} does not exist")
+        check_chart(chart)
+    settings = load_settings()
+
+    def run(database: "Database") -> "RecordedSimulation":
+        return simulate_records(
+            database,
+            settings,
+            domain=domain,
+            release=release,
+            drafter=drafter,
+            rows=batch,
+            split=split,
+            cost=cost,
+            seed=seed,
+        )
+
+    found = _read_database(settings.records.url, run)
+    if chart is not None:
+        draw_simulation(found, chart)
+    if json_:
+        _print_json(found.to_dict())
+    else:
+        print_report(found)
 
 
 # ---- what the service is told
@@ -592,27 +643,38 @@ def _ask(
     except UnreachableError:
         if url:
             raise
-    from adaptive_spec.records.database import Database
     from adaptive_spec.settings import load_settings
 
     records_url = load_settings().records.url
     _refuse_missing_file(records_url)
+    return _read_database(records_url, direct)
+
+
+def _read_database(records_url: str, read: Callable[["Database"], T]) -> T:
+    from adaptive_spec.records.database import Database
+
+    if (path := _missing_file(records_url)) is not None:
+        raise RecordsError(f"There is no database {path}. Start `adaptive-spec serve` or set records.url.")
     database = Database(records_url)
     try:
         database.check()
-        return direct(database)
+        return read(database)
     finally:
         database.close()
 
 
 def _refuse_missing_file(records_url: str) -> None:
-    # Opening SQLite would leave an empty file behind.
-    path = records_url.removeprefix("sqlite:///")
-    if path != records_url and not Path(path).exists():
+    if (path := _missing_file(records_url)) is not None:
         raise UnreachableError(
             f"No service answers at {DEFAULT_URL} and there is no database {path}. "
             "Start `adaptive-spec serve`, pass --url or set ADAPTIVE_SPEC_RECORDS__URL."
         )
+
+
+def _missing_file(records_url: str) -> str | None:
+    """The file of a SQLite database that is not there; opening it would leave an empty one behind."""
+    path = records_url.removeprefix("sqlite:///")
+    return path if path != records_url and not Path(path).exists() else None
 
 
 def _wait_for(client: Client, run_id: int) -> dict[str, Any]:

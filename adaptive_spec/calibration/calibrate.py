@@ -40,7 +40,7 @@ def calibrate(
         now: the thresholds that are live.
     """
     by_domain = {domain: observed for domain, observed in sorted(observations.items()) if domain != POOLED}
-    pooled_observed = _concatenate(list(by_domain.values()))
+    pooled_observed = pool(list(by_domain.values()))
     if _is_small(pooled_observed, settings):
         return {domain: _kept(domain, by_domain, now) for domain in sorted({POOLED, *by_domain, *now})}
     fit = fit_temperature(pooled_observed.confidence, pooled_observed.accepted, None, settings)
@@ -92,7 +92,7 @@ def _kept(domain: str, by_domain: Mapping[str, Observations], now: Mapping[str, 
     return DomainCalibration(thresholds, {"source": "kept", "reason": COLD_START, "num_observations": num})
 
 
-def _concatenate(parts: list[Observations]) -> Observations:
+def pool(parts: list[Observations]) -> Observations:
     """Join domains; requests of different domains stay different."""
     offsets = np.cumsum([0, *(int(part.request_index.max(initial=-1)) + 1 for part in parts)])
     requests = [part.request_index + offset for part, offset in zip(parts, offsets, strict=False)]

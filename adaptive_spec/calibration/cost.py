@@ -178,11 +178,16 @@ def _keyed(key: str, rows: int) -> str:
     return key.replace("batch=1", f"batch={rows}")
 
 
+def this_hardware() -> str:
+    """What every key of a cost measured here begins with."""
+    return f"{platform.machine()}-{os.cpu_count()}"
+
+
 def cost_key(
     *, target: str, draft: str, dtype: str, device: str, threads: int, batch_size: int, hardware: str | None = None
 ) -> str:
     """Name what a measured cost is valid for.  ``hardware`` defaults to the processor's kind and number of cores."""
-    hardware = hardware or f"{platform.machine()}-{os.cpu_count()}"
+    hardware = hardware or this_hardware()
     return f"{hardware}|{device}|{target}|{draft}|{dtype}|threads={threads}|batch={batch_size}"
 
 

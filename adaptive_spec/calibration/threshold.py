@@ -70,14 +70,19 @@ class ThresholdReport:
 class Replay:
     """Recorded steps, completed to the full length.
 
+    confidence, accepted: [steps, length], calibrated, and verdicts as had all tokens before been kept.
     cumulative: [steps, length] product of calibrated confidences up to and including each position.
     num_acceptable: [steps] tokens that the target would keep if all were drafted.  request_index: [steps].
+    num_reached: [steps] positions on record, up to the length; what is beyond them was filled in.
     survival: P(accepted | reached) per position.
     """
 
+    confidence: NDArray[np.float64]
+    accepted: NDArray[np.bool_]
     cumulative: NDArray[np.float64]
     num_acceptable: NDArray[np.int64]
     request_index: NDArray[np.int64]
+    num_reached: NDArray[np.int64]
     survival: tuple[float, ...]
     num_explored_steps: int
 
@@ -109,9 +114,12 @@ class Replay:
         accepted[step[kept], position[kept]] = np.asarray(observations.accepted, np.bool_)[kept]
         survival = _fill(confidence, accepted, reached, explored, np.random.default_rng(seed))
         return cls(
+            confidence=confidence,
+            accepted=accepted,
             cumulative=np.asarray(np.cumprod(confidence, axis=1), np.float64),
             num_acceptable=np.cumprod(accepted, axis=1).sum(axis=1),
             request_index=np.asarray(observations.request_index, np.int64)[begins],
+            num_reached=np.minimum(reached, length),
             survival=survival,
             num_explored_steps=int(explored.sum()),
         )

@@ -1,5 +1,6 @@
 """The history of thresholds: what each domain's were, and why.  Written when a release goes live."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -49,6 +50,25 @@ def list_calibrations(database: Database, domain: str | None = None, limit: int 
         query = query.where(CalibrationRow.domain == domain)
     with database.session_scope(read_only=True) as session:
         return [_record(row) for row in session.scalars(query)]
+
+
+def thresholds_of(database: Database, release: int, parents: Mapping[int, int | None]) -> dict[str, Thresholds]:
+    """Return the thresholds of a release by domain; what it was not calibrated for it has from its parents.
+
+    Args:
+        parents: of every release, None for those without one.
+    """
+    found: dict[str, Thresholds] = {}
+    version: int | None = release
+    seen: set[int] = set()
+    while version and version not in seen:
+        seen.add(version)
+        query = select(CalibrationRow).where(CalibrationRow.release == version).order_by(CalibrationRow.id.desc())
+        with database.session_scope(read_only=True) as session:
+            for row in session.scalars(query):
+                found.setdefault(row.domain, _record(row).thresholds)
+        version = parents.get(version)
+    return found
 
 
 def _record(row: CalibrationRow) -> CalibrationRecord:

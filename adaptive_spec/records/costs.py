@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from sqlalchemy import select
+
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.tables import CostRow
 
@@ -27,3 +29,10 @@ def get_cost(database: Database, key: str) -> CostRecord | None:
     with database.session_scope(read_only=True) as session:
         row = session.get(CostRow, key)
         return None if row is None else CostRecord(row.model, row.measured_at)
+
+
+def list_costs(database: Database) -> dict[str, CostRecord]:
+    """Return every stored model by its key, the newest first."""
+    query = select(CostRow).order_by(CostRow.measured_at.desc(), CostRow.key)
+    with database.session_scope(read_only=True) as session:
+        return {row.key: CostRecord(row.model, row.measured_at) for row in session.scalars(query)}
