@@ -2,8 +2,6 @@
 
 from torch import Tensor
 
-from adaptive_spec.verification.similarity import exp
-
 
 def typical_passes(target_log_probs: Tensor, chain: Tensor, epsilon: float, delta: float) -> Tensor:
     """Typical acceptance: target(token) > min(epsilon, delta exp(-H(target))).
@@ -16,7 +14,7 @@ def typical_passes(target_log_probs: Tensor, chain: Tensor, epsilon: float, delt
     Returns:
         [rows, chain] bool.
     """
-    probs = exp(target_log_probs)
+    probs = target_log_probs.exp()
     entropy = -probs.mul_(target_log_probs).nansum(-1)  # 0 x -inf, a token that cannot be, does not count
     of_token = target_log_probs.gather(-1, chain[..., None]).squeeze(-1).exp()
     return of_token > (delta * (-entropy).exp()).clamp_max(epsilon)
