@@ -37,7 +37,7 @@ def steps(
     Args:
         after, change_at: the mean acceptance from step ``change_at`` on, also for requests that run already.
         error_after: what confidence is too low by, from then on.
-        spread: standard deviation of a request's difficulty, beta-distributed; all positions of all its chains share it.
+        spread: standard deviation of difficulty, beta-distributed; all positions of a request's chains share it.
     """
     random = np.random.default_rng(seed)
     quantiles = np.zeros(SLOTS)
