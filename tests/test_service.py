@@ -190,8 +190,8 @@ def test_a_stale_draft_retrains_and_a_rise_does_not(settings: Settings) -> None:
     answer = answer_to_drift(service)
     assert (answer.detail["direction"], answer.detail["action"], answer.detail["started"]) == ("up", "nothing", False)
     assert list_runs(service.database) == []
-    record_requests(service.database, 100, 0.6, name="before", domain="b")
-    record_requests(service.database, 60, 0.2, confidence=0.2, name="after", domain="b", seed=1)
+    record_requests(service.database, 100, 0.6, name="b-before", domain="b")
+    record_requests(service.database, 60, 0.2, confidence=0.2, name="b-after", domain="b", seed=1)
     deadline = time.monotonic() + 30
     while not (runs := list_runs(service.database)) and time.monotonic() < deadline:
         time.sleep(0.05)

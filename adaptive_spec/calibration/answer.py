@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from adaptive_spec.calibration.drift import UP
 from adaptive_spec.calibration.watch import ACCEPTANCE, CALIBRATION, Drift
 from adaptive_spec.errors import AdaptiveSpecError
@@ -51,8 +53,12 @@ class DriftAnswers:
         """
         self._waiting.extend(drifts)
         while self._waiting:
-            self._answer(self._waiting[0])
-            self._waiting.popleft()
+            drift = self._waiting.popleft()
+            try:
+                self._answer(drift)
+            except SQLAlchemyError:
+                self._waiting.appendleft(drift)
+                raise
 
     def _answer(self, drift: Drift) -> None:
         if self._settings.triggers == "events":
