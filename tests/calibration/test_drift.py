@@ -73,12 +73,12 @@ def count_alarms(stream: list[Unit], alarm_steps: int) -> int:
 
 @pytest.mark.parametrize("spread", [0.0, 0.15, 0.25])
 def test_false_alarms_are_as_rare_as_asked(spread: float) -> None:
-    """Five runs of 400,000 steps.  Not far rarer either: the setting means something."""
+    """Five runs of 400,000 steps, enough to tell the rate from twice the rate.  Not far rarer either."""
     streams = [units(400_000, spread, seed) for seed in range(5)]
     num_steps = sum(unit.num_steps for stream in streams for unit in stream)
     often = sum(count_alarms(stream, 20_000) for stream in streams)
     assert 0.3 * num_steps / 20_000 < often <= num_steps / 20_000
-    assert sum(count_alarms(stream, 200_000) for stream in streams) <= num_steps / 200_000
+    assert sum(count_alarms(stream, 50_000) for stream in streams) <= num_steps / 50_000
 
 
 @pytest.mark.parametrize("stream", ["acceptance", "calibration"])
