@@ -313,6 +313,25 @@ def simulate(
         print_report(found)
 
 
+@app.command()
+def drift(url: Url = None, json_: Json = False) -> None:
+    """Acceptance and calibration as drift detection sees them, and when they last changed."""
+
+    def direct(database: "Database") -> dict[str, Any]:
+        from adaptive_spec.calibration.watch import replay
+        from adaptive_spec.releases.registry import live_release
+        from adaptive_spec.serving import views
+        from adaptive_spec.settings import load_settings
+
+        settings = load_settings()
+        live = live_release(database, settings.releases.folder)
+        return views.drift(database, replay(database, settings.drift, live) if settings.drift.enabled else ())
+
+    found = _ask(url, "/api/drift", {}, direct)
+    columns = ("domain", "drafter", "verifier", "stream", "release", "mean", "num_steps", "last_drift")
+    _show(found, found["streams"], columns, json_)
+
+
 # ---- what the service is told
 
 

@@ -82,12 +82,21 @@ class Pipeline:
         finally:
             shutil.rmtree(work, ignore_errors=True)
 
-    def calibrate_live(self, live: Release, domain: str | None) -> tuple[dict[str, DomainCalibration], int]:
+    def calibrate_live(
+        self, live: Release, domain: str | None, after_step: int = 0
+    ) -> tuple[dict[str, DomainCalibration], int]:
         """Fit thresholds to what the live release showed, and publish them as a release with the same adapter.
+
+        Args:
+            domain: only this one.
+            after_step: forget what the domain showed up to the step of this id.
 
         Returns the calibrations and the version that now is live: the old one when nothing changed.
         """
         seen = observations(self.database, release=live.version)
+        if domain is not None and after_step:
+            seen.pop(domain, None)
+            seen |= observations(self.database, release=live.version, domain=domain, after_step=after_step)
         fitted = calibrate(seen, self.cost, self.settings.calibration, self._longest, dict(live.thresholds))
         if domain is not None:
             fitted = {name: calibration for name, calibration in fitted.items() if name == domain}

@@ -1,7 +1,8 @@
 """The whole program in one object: models, engine, records, releases, scheduler.  Front ends hold one of these.
 
 Reads like this: ``start`` brings the database up to date, loads the models, puts the live release on and begins to
-decode; a watcher notices releases that anyone published and swaps them in; ``retrain`` and ``calibrate`` make them.
+decode; a watcher notices releases that anyone published and swaps them in, another one drifts in what is recorded;
+``retrain`` and ``calibrate`` make releases.
 """
 
 import contextlib
@@ -15,7 +16,9 @@ from typing import Any
 import torch
 from sqlalchemy.exc import SQLAlchemyError
 
+from adaptive_spec.calibration.answer import DriftAnswers
 from adaptive_spec.calibration.cost import CostModel, cost_key
+from adaptive_spec.calibration.watch import DriftWatch, StreamState
 from adaptive_spec.decoding.engine import Engine
 from adaptive_spec.decoding.listeners import Listeners
 from adaptive_spec.errors import AdaptiveSpecError, ReleaseError, RunError
@@ -52,7 +55,13 @@ class Service:
         self._stopping = threading.Event()
         self._training = threading.Lock()
         self._following = threading.Lock()  # a swap decided on an older reading must not land after a newer one
-        self._watcher = threading.Thread(target=self._watch, name="release-watcher", daemon=True)
+        self._watchers = [threading.Thread(target=self._watch, name="release-watcher", daemon=True)]
+        self._drift = DriftWatch(self.database, settings.drift)
+        self._drift_answers = DriftAnswers(
+            self.database, settings.drift, calibrate=self._calibrate_after, retrain=self._retrain_after
+        )
+        if settings.drift.enabled:
+            self._watchers.append(threading.Thread(target=self._watch_drift, name="drift-watcher", daemon=True))
         self._scheduler = Scheduler(
             settings.schedule, retrain=self._scheduled_retrain, calibrate=self._scheduled_calibrate
         )
@@ -61,6 +70,11 @@ class Service:
     @property
     def tokenizer(self) -> Any:
         return self.pair.tokenizer
+
+    @property
+    def drift_states(self) -> tuple[StreamState, ...]:
+        """Where each watched stream stands."""
+        return self._drift.states
 
     def start(self, progress: Callable[[str], None] = lambda _: None) -> None:
         """Bring everything up.
@@ -88,7 +102,8 @@ class Service:
         self.pipeline = Pipeline(self.database, self.settings, cost.step, self.pair.hashes)
         progress("live release")
         self._follow_live()
-        self._watcher.start()
+        for watcher in self._watchers:
+            watcher.start()
         self._scheduler.start()
         self.ready = True
 
@@ -107,8 +122,9 @@ class Service:
             self.pipeline.cancel()
         if hasattr(self, "engine"):
             self.engine.stop()
-        if self._watcher.ident is not None:
-            self._watcher.join()
+        for watcher in self._watchers:
+            if watcher.ident is not None:
+                watcher.join()
         with self._training:  # a run that was cancelled writes its last row before the database closes
             if hasattr(self, "writer"):
                 self._keep_cost()
@@ -122,8 +138,7 @@ class Service:
             RunError: one is running already.
         """
         if not self._training.acquire(blocking=False):
-            running = active_run(self.database)
-            raise RunError(f"Run {running.id if running else '?'} is active; wait for it (adaptive-spec runs).")
+            raise self._busy()
         try:
             run_id = self.pipeline.open_run(trigger)
         except BaseException:
@@ -132,15 +147,19 @@ class Service:
         threading.Thread(target=self._run, args=(run_id,), name=f"run-{run_id}", daemon=True).start()
         return run_id
 
-    def calibrate(self, domain: str | None = None) -> list[dict[str, Any]]:
+    def calibrate(self, domain: str | None = None, after_step: int = 0) -> list[dict[str, Any]]:
         """Fit temperatures and thresholds from what the live release showed; publish them when they changed.
+
+        Args:
+            domain: only this one.
+            after_step: of this domain, only steps recorded after the one with this id.
 
         Returns one report per domain.
         """
         self.writer.flush(10.0)
         self._keep_cost()
         with self._training:
-            calibrations, version = self.pipeline.calibrate_live(self.engine.release, domain)
+            calibrations, version = self.pipeline.calibrate_live(self.engine.release, domain, after_step)
         self._follow_live()
         return [
             {
@@ -204,6 +223,36 @@ class Service:
                 self._follow_live()
             except Exception:
                 logger.exception("the live release could not be read; the present one goes on")
+
+    def _watch_drift(self) -> None:
+        while not self._stopping.wait(self.settings.drift.poll_seconds if self._drift.caught_up else 0.05):
+            try:
+                self.look_for_drift()
+            except SQLAlchemyError as error:
+                self._drift.caught_up = True  # wait as long as between two looks
+                logger.warning("drift is looked for again later: %s", error)
+            except Exception:
+                self._drift.caught_up = True
+                logger.exception("drift could not be looked for")
+
+    def look_for_drift(self) -> None:
+        """Read what was recorded since the last look, and answer the drifts in it."""
+        self._drift_answers.answer(self._drift.poll(self.engine.release))
+
+    def _calibrate_after(self, domain: str, after_step: int) -> str:
+        if self._training.locked():
+            raise self._busy()
+        for report in self.calibrate(domain, after_step):
+            source, number = report["source"], report.get("num_observations")
+            return f"thresholds are {source}, from {number} observations after the change: release {report['release']}"
+        return "nothing to fit"
+
+    def _retrain_after(self) -> str:
+        return f"run {self.retrain('drift')} started"
+
+    def _busy(self) -> RunError:
+        running = active_run(self.database)
+        return RunError(f"Run {running.id if running else '?'} is active; wait for it (adaptive-spec runs).")
 
     def _follow_live(self) -> None:
         """Swap in the live release when it is not the one that runs.  A bad one is refused and the old one goes on."""

@@ -137,6 +137,17 @@ class CalibrationSettings(_Section):
     cost_hours: float = Field(default=168.0, ge=0)  # measured costs are believed for so long; 0: measure at every start
 
 
+class DriftSettings(_Section):
+    """Change detection on acceptance and calibration, per domain."""
+
+    enabled: bool = True
+    triggers: Literal["events", "calibrate", "retrain"] = "calibrate"  # beside the event
+    false_alarm_steps: int = Field(default=100_000, ge=1_000)  # one at most in so many, per domain and drafter
+    min_steps: int = Field(default=1_000, ge=100)  # after a release or a drift; they are what later ones are held to
+    cooldown_hours: float = Field(default=6.0, ge=0)  # between two actions of one kind
+    poll_seconds: float = Field(default=5.0, gt=0)
+
+
 class ReleaseSettings(_Section):
     """Bundles and the gate."""
 
@@ -173,6 +184,7 @@ class Settings(BaseSettings):
     records: RecordSettings = Field(default_factory=RecordSettings)
     learning: LearningSettings = LearningSettings()
     calibration: CalibrationSettings = CalibrationSettings()
+    drift: DriftSettings = DriftSettings()
     releases: ReleaseSettings = Field(default_factory=ReleaseSettings)
     schedule: ScheduleSettings = ScheduleSettings()
     server: ServerSettings = ServerSettings()

@@ -33,7 +33,14 @@ def commands(group: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ..
 
 
 COMMANDS = sorted(commands(typer.main.get_command(cli.app)))
-LISTINGS = {"stats": "domains", "domains": "domains", "runs": "runs", "releases": "releases", "events": "events"}
+LISTINGS = {
+    "stats": "domains",
+    "domains": "domains",
+    "runs": "runs",
+    "releases": "releases",
+    "events": "events",
+    "drift": "streams",
+}
 
 
 @pytest.fixture(autouse=True)

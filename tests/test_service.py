@@ -14,14 +14,15 @@ from starlette.testclient import TestClient
 
 from adaptive_spec.core import Request, SamplingParams
 from adaptive_spec.errors import ReleaseError
-from adaptive_spec.records.events import list_events
+from adaptive_spec.records.events import EventRecord, list_events
 from adaptive_spec.records.releases import add_release, set_live
-from adaptive_spec.records.runs import get_run
+from adaptive_spec.records.runs import get_run, list_runs
 from adaptive_spec.records.statistics import domain_statistics
 from adaptive_spec.releases.bundle import bundle_name, write_bundle
 from adaptive_spec.service import Service
 from adaptive_spec.serving.app import create_app
 from adaptive_spec.settings import Settings, load_settings
+from tests.calibration.recorded import STEPS, record_requests
 from tests.conftest import byte_tokenizer, tiny_model
 
 
@@ -135,6 +136,89 @@ def test_calibration_publishes_thresholds(service: Service) -> None:
     assert {report["domain"] for report in reports} >= {"a", "*"}
     assert service.engine.release.version > 0
     assert "a" in service.engine.release.thresholds
+
+
+def drifting(settings: Settings, **drift: object) -> Service:
+    """A service that looks for drift often and soon finds it."""
+    given = {"min_steps": 500, "poll_seconds": 0.05, "false_alarm_steps": 10_000, **drift}
+    return Service(settings.model_copy(update={"drift": settings.drift.model_copy(update=given)}))
+
+
+def answer_to_drift(service: Service) -> EventRecord:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if found := list_events(service.database, kind="drift_answer"):
+            return found[-1]
+        time.sleep(0.05)
+    raise AssertionError("no drift was answered")
+
+
+def test_drift_of_calibration_calibrates_to_what_came_after(settings: Settings) -> None:
+    service = drifting(settings)
+    service.start()
+    record_requests(service.database, 100, 0.6, name="before", domain="a")
+    record_requests(service.database, 60, 0.6, confidence=0.9, name="after", domain="a", seed=1)
+    answer = answer_to_drift(service)
+    assert (answer.domain, answer.detail["action"], answer.detail["started"]) == ("a", "calibrate", True), answer
+    (event, *_) = reversed(list_events(service.database, kind="drift"))
+    assert (event.domain, event.release) == ("a", 0)
+    assert (event.detail["stream"], event.detail["direction"]) == ("calibration", "down")
+    live = service.engine.release
+    assert live.version == 1 and f"release {live.version}" in answer.detail["reason"]
+    assert 0 < live.thresholds["a"].num_observations <= 70 * STEPS  # not the 1,000 steps before
+    assert live.thresholds["a"].temperature > 2  # a confidence of .9 means .6 now
+    with TestClient(create_app(service)) as client:
+        assert (
+            'adaptive_spec_drifts_total{direction="down",domain="a",stream="calibration"} 1'
+            in client.get("/metrics").text
+        )
+        serve(service, 4, "a")
+        service.writer.flush(10)
+        deadline = time.monotonic() + 10
+        while not (found := client.get("/api/drift").json()["streams"]) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    assert {row["release"] for row in found} == {live.version}
+    assert found[1]["stream"] == "calibration" and found[1]["last_drift"]["direction"] == "down"
+    service.stop()
+
+
+def test_a_stale_draft_retrains_and_a_rise_does_not(settings: Settings) -> None:
+    service = drifting(settings, triggers="retrain")
+    service.start()
+    record_requests(service.database, 100, 0.6, name="before", domain="a")
+    record_requests(service.database, 60, 0.95, confidence=0.95, name="after", domain="a", seed=1)
+    answer = answer_to_drift(service)
+    assert (answer.detail["direction"], answer.detail["action"], answer.detail["started"]) == ("up", "nothing", False)
+    assert list_runs(service.database) == []
+    record_requests(service.database, 100, 0.6, name="b-before", domain="b")
+    record_requests(service.database, 60, 0.2, confidence=0.2, name="b-after", domain="b", seed=1)
+    deadline = time.monotonic() + 30
+    while not (runs := list_runs(service.database)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    (run,) = runs
+    assert run.trigger == "drift"
+    wait(service, run.id)
+    service.stop()
+
+
+def test_drift_does_not_wait_for_a_run(settings: Settings) -> None:
+    service = drifting(settings)
+    service.start()
+    with service._training:  # as a run holds it
+        record_requests(service.database, 100, 0.6, name="before", domain="a")
+        record_requests(service.database, 60, 0.2, confidence=0.2, name="after", domain="a", seed=1)
+        answer = answer_to_drift(service)
+    assert not answer.detail["started"] and answer.detail["reason"].startswith("not now, because Run")
+    service.stop()
+
+
+def test_drift_can_be_turned_off(settings: Settings) -> None:
+    service = drifting(settings, enabled=False)
+    service.start()
+    record_requests(service.database, 3, 0.6, name="a")
+    time.sleep(0.3)
+    assert service.drift_states == ()
+    service.stop()
 
 
 def test_a_damaged_release_is_refused_while_requests_run(service: Service, settings: Settings) -> None:

@@ -36,6 +36,7 @@ def observations(
     domain: str | None = None,
     drafter: str = "model",
     limit: int = 200_000,
+    after_step: int = 0,
 ) -> dict[str, Observations]:
     """Return observations per domain.
 
@@ -44,6 +45,7 @@ def observations(
         domain: only this one.
         drafter: only its chains; the confidences of model and n-gram do not mean the same.
         limit: the newest so many steps.
+        after_step: only steps with a greater id.
     """
     columns = (
         StepRow.domain,
@@ -54,7 +56,7 @@ def observations(
         StepRow.overlaps,
         StepRow.explored,
     )
-    drafted = (StepRow.num_reached > 0, StepRow.drafter == drafter)
+    drafted = (StepRow.num_reached > 0, StepRow.drafter == drafter, StepRow.id > after_step)
     query = select(*columns).where(*drafted).order_by(StepRow.id.desc()).limit(limit)
     if release is not None:
         query = query.where(StepRow.release == release)

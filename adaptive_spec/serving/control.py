@@ -113,6 +113,10 @@ def _reads(service: Service) -> APIRouter:
     def events(limit: Limit = 50, kind: str | None = None) -> dict[str, Any]:
         return views.events(service.database, limit=limit, kind=kind)
 
+    @router.get("/drift")
+    def drift() -> dict[str, Any]:
+        return views.drift(service.database, service.drift_states)
+
     @router.get("/divergence")
     def divergence() -> dict[str, Any]:
         return views.divergence(service.engine.budgets)

@@ -15,6 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from adaptive_spec.decoding.budget import Budget
 from adaptive_spec.errors import RecordsError
+from adaptive_spec.records.drifts import drift_counts
 from adaptive_spec.records.statistics import DomainStatistics, domain_statistics
 from adaptive_spec.serving.ports import Service
 
@@ -48,11 +49,13 @@ class ServiceCollector(Collector):
         """Yield every metric."""
         try:
             rows = domain_statistics(self._service.database)
+            drifts = drift_counts(self._service.database)
         except (RecordsError, SQLAlchemyError):
             logger.warning("The database did not answer a scrape of /metrics", exc_info=True)
-            rows = None
+            rows, drifts = None, {}
         yield _gauge("database_up", "1 when the database answered this scrape.", rows is not None)
         yield from _domain_metrics(rows or [])
+        yield _drift_metric(drifts)
         yield from self._engine_metrics()
         yield from _budget_metrics(self._service.engine.budgets)
 
@@ -97,6 +100,14 @@ def _domain_metrics(rows: Iterable[DomainStatistics]) -> Iterator[Metric]:
             if value is not None:
                 gauge.add_metric([row.domain], value)
         yield gauge
+
+
+def _drift_metric(counts: Mapping[tuple[str, str, str], int]) -> Metric:
+    labels = ["domain", "stream", "direction"]
+    counter = CounterMetricFamily(PREFIX + "drifts", "Changes found in acceptance and calibration.", labels=labels)
+    for key, number in counts.items():
+        counter.add_metric(list(key), number)
+    return counter
 
 
 def _budget_metrics(budgets: Mapping[str, Budget]) -> Iterator[Metric]:

@@ -6,6 +6,7 @@ Only what the routes use is listed, so that the routes are tested without loadin
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from adaptive_spec.calibration.watch import StreamState
 from adaptive_spec.core import Release, Request
 from adaptive_spec.decoding.budget import Budget
 from adaptive_spec.errors import AdaptiveSpecError
@@ -123,6 +124,8 @@ class Service(Protocol):
     def tokenizer(self) -> Any: ...
     @property
     def ready(self) -> bool: ...
+    @property
+    def drift_states(self) -> Sequence[StreamState]: ...
 
     def drain(self) -> None:
         """Take no more requests; returns at once."""

@@ -5,11 +5,12 @@ same either way.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from adaptive_spec.calibration.watch import StreamState
 from adaptive_spec.core import Release
 from adaptive_spec.decoding.budget import Budget
 from adaptive_spec.errors import RunError
@@ -19,6 +20,7 @@ from adaptive_spec.records import releases as release_records
 from adaptive_spec.records import runs as run_records
 from adaptive_spec.records import statistics
 from adaptive_spec.records.database import Database
+from adaptive_spec.records.drifts import DRIFT
 
 
 def plain(value: Any) -> Any:
@@ -86,6 +88,21 @@ def releases(database: Database) -> dict[str, Any]:
 def events(database: Database, *, limit: int = 50, kind: str | None = None) -> dict[str, Any]:
     """What the service did and what befell it."""
     return {"events": plain(event_records.list_events(database, limit, kind=kind))}
+
+
+def drift(database: Database, states: Iterable[StreamState]) -> dict[str, Any]:
+    """Each watched stream under the live release, and its last drift under any."""
+    last: dict[tuple[str, ...], dict[str, Any]] = {}
+    for event in reversed(event_records.list_events(database, 10_000, DRIFT)):
+        detail = event.detail
+        told = {name: detail[name] for name in ("direction", "before", "after", "num_steps")}
+        key = (event.domain or "", detail["drafter"], detail["verifier"], detail["stream"])
+        last[key] = {"at": event.at, **told, "release": event.release}
+    rows = [
+        {**plain(state), "last_drift": last.get((state.domain, state.drafter, state.verifier, state.stream))}
+        for state in states
+    ]
+    return {"streams": plain(rows)}
 
 
 def divergence(budgets: Mapping[str, Budget]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from adaptive_spec.calibration.watch import StreamState
 from adaptive_spec.core import POOLED, Release, Request, Thresholds
 from adaptive_spec.decoding.budget import Budget
 from adaptive_spec.errors import AdaptiveSpecError, BusyError, ReleaseError, RunError
@@ -128,6 +129,7 @@ class Service:
         self.engine = Engine()
         self.writer = Writer()
         self.ready = True
+        self.drift_states: tuple[StreamState, ...] = ()
 
     def set_token(self, token: str) -> None:
         server = self.settings.server.model_copy(update={"token": token})

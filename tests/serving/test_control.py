@@ -5,6 +5,7 @@ import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
+from adaptive_spec.calibration.watch import StreamState
 from adaptive_spec.errors import SettingsError
 from adaptive_spec.records import events as event_records
 from adaptive_spec.records import releases as release_records
@@ -57,6 +58,32 @@ def test_divergence(client: TestClient) -> None:
     text = client.get("/metrics").text
     assert 'adaptive_spec_divergence_fallback{domain="prose"} 1.0' in text
     assert 'adaptive_spec_divergence_budget{domain="code"} 0.02' in text
+
+
+def test_drift(client: TestClient, service: Any) -> None:
+    assert client.get("/api/drift").json() == {"streams": []}
+    service.drift_states = tuple(
+        StreamState("code", "model", "exact", stream, 7, 0.5, 1200) for stream in ("acceptance", "calibration")
+    )
+    shift = {"direction": "down", "before": 0.6, "after": 0.45, "num_steps": 700, "first_step": 5, "last_step": 9}
+    for stream, release in (("acceptance", 6), ("acceptance", 7)):
+        detail = {"stream": stream, "drafter": "model", "verifier": "exact", **shift}
+        event_records.add_event(service.database, "drift", detail, "code", release)
+    acceptance, calibration = client.get("/api/drift").json()["streams"]
+    assert acceptance["last_drift"].pop("at").startswith("20")
+    assert acceptance == {
+        "domain": "code",
+        "drafter": "model",
+        "verifier": "exact",
+        "stream": "acceptance",
+        "release": 7,
+        "mean": 0.5,
+        "num_steps": 1200,
+        "last_drift": {"direction": "down", "before": 0.6, "after": 0.45, "num_steps": 700, "release": 7},
+    }
+    assert calibration["last_drift"] is None
+    counter = 'adaptive_spec_drifts_total{direction="down",domain="code",stream="acceptance"} 2.0'
+    assert counter in client.get("/metrics").text
 
 
 def test_retrain_starts_one_run_at_a_time(client: TestClient) -> None:
