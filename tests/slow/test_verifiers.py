@@ -44,9 +44,36 @@ def short_prompts(real_pair: ModelPair) -> list[tuple[int, ...]]:
     return [encode(real_pair, prompts(domain)[number].text)[:80] for domain in DOMAINS for number in (0, 1)]
 
 
-def surplus(pair: ModelPair, engine: Engine, encoded: list[tuple[int, ...]], seed: int, length: int) -> torch.Tensor:
-    params = SamplingParams(max_tokens=24, temperature=1.0, seed=1000 * seed, ignore_eos=True, chain_length=length)
+def surplus(
+    pair: ModelPair,
+    engine: Engine,
+    encoded: list[tuple[int, ...]],
+    seed: int,
+    length: int | None,
+    drafter: str = "model",
+) -> torch.Tensor:
+    params = SamplingParams(
+        max_tokens=24, temperature=1.0, seed=1000 * seed, ignore_eos=True, chain_length=length, drafter=drafter
+    )
     return sampled_surplus(pair, engine, encoded, params)
+
+
+@pytest.mark.parametrize("drafter", ["model", "ngram", "combined"])
+@pytest.mark.parametrize("policy", ["stopping", "threshold"])
+def test_sampling_under_every_drafter_and_policy(
+    real_pair: ModelPair, short_prompts: list[tuple[int, ...]], drafter: str, policy: str
+) -> None:
+    heard = Heard()
+    settings = SETTINGS.model_copy(update={"policy": policy, "explore_share": 0.1, "ngram_min_match": 1})
+    engine = Engine(real_pair, settings, heard.listeners)
+    engine.start()
+    try:
+        engine.price(engine.measure_cost("here", repeats=1))
+        found = [surplus(real_pair, engine, short_prompts, seed, None, drafter) for seed in range(3)]
+    finally:
+        engine.stop()
+    assert sum(step.chain_length for step in heard.steps) > 20  # there was something to verify
+    assert abs(z_of(torch.cat(found))) < Z_LIMIT
 
 
 @pytest.mark.parametrize(("chain_length", "decide"), [(1, judge), (4, walk)])
