@@ -97,6 +97,7 @@ class Proposer:
         self.prefixes = PrefixCache(cache, settings.prefix_cache_tokens)
         self.release = Release()
         self.costs: CostKeeper | None = None  # once measured, chains are as long as pays
+        self._caught_up = False  # in this step: drafting took longer than it costs
         self._random = rng
         self._device = cache.model.device
         self._vocab_size = int(cache.model.config.vocab_size)
@@ -109,6 +110,7 @@ class Proposer:
             compares: whether a relaxed rule will look at what was drawn from.
         """
         began = time.perf_counter()
+        self._caught_up = False
         plan = self._plan(slots)
         width = max(len(match.chain) or len(floors) for match, floors in zip(plan.matches, plan.floors, strict=True))
         if self.cache.static and width:
@@ -140,7 +142,7 @@ class Proposer:
             length for length, match in zip(chains.lengths.tolist(), chains.matches, strict=True) if not match.chain
         ]
         drafted = max(by_model, default=0)
-        seconds = chains.seconds / drafted if drafted else None
+        seconds = chains.seconds / drafted if drafted and not self._caught_up else None
         self.costs.add(rows, width, context_tokens, seconds, verify_seconds)
 
     def learn(self, slot: Slot, chains: Chains, row: int, length: int, accepted: int) -> None:
@@ -370,6 +372,7 @@ class Proposer:
 
     def _catch_up(self, slot: Slot, row: int, model: PreTrainedModel) -> None:
         """Bring all but the last token of a row into the draft's cache."""
+        self._caught_up = True
         known, domain = slot.tokens[:-1], slot.adapter if slot.adapter in self.weights.own else ""
         if not slot.draft_length:
             slot.draft_length = self.prefixes.recall(row, known, domain)
