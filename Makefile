@@ -15,7 +15,7 @@ demo: $(STAMP)  ## Watch a real draft learn from its own traffic (up to 15 minut
 	$(BIN)/adaptive-spec demo --output demo-output
 
 test: $(STAMP)
-	$(BIN)/pytest -m 'not slow and not gpu'
+	$(BIN)/pytest -m 'not slow and not gpu' -n 2 --dist loadfile
 
 test-slow: $(STAMP)  ## The same promises on the real quickstart model
 	$(BIN)/pytest -m slow

@@ -59,7 +59,7 @@ def run_program(source: str, limits: Limits | None = None) -> Outcome:
     word = secrets.token_hex(16)
     arguments = [sys.executable, "-I", str(_CAGE), json.dumps(asdict(limits))]
     with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="adaptive-spec-"))
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="adaptive-spec-sandbox-"))
         program, output, errors = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
         program.write(f"{source}\n\nprint('\\n{word}')\n".encode())
         program.seek(0)
