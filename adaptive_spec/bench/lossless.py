@@ -1,7 +1,9 @@
 """Is this pair lossless here?  Greedy identity and a z-test of sampling, on the user's own models.
 
-The z-test: if tokens really come from the target, the mean of log p(token) + H(p) over positions is zero; its standard
-error follows from the same positions.  Tokens from a distribution closer to the draft's show as a large |z|.
+Two z-tests.  If tokens really come from the target, then over positions these have mean zero, with a standard error
+that follows from the same positions: the surplus log p(token) + H(p), which tokens from a sharper or flatter
+distribution betray; and the excess of tokens that the draft q favours, 1[q(token) > p(token)] less the target's mass of
+all such tokens, which anything of the draft that was left in betrays: a residual or a bonus token drawn wrongly.
 """
 
 import math
@@ -26,7 +28,7 @@ _TIE = 1e-3  # logits closer than this are a tie in low precision
 @dataclass(frozen=True, slots=True)
 class LosslessReport:
     """Greedy: prompts compared; identical with and without speculation; different only at a tie.  Sampling: tokens,
-    mean of log p(token) + H(p), and z."""
+    mean of log p(token) + H(p) and its z, and the z of the excess of tokens that the draft favours."""
 
     num_prompts: int
     num_identical: int
@@ -34,11 +36,13 @@ class LosslessReport:
     num_sampled_tokens: int
     mean_surplus_nats: float
     z: float
+    z_favoured: float
     first_difference: str | None
 
     @property
     def passed(self) -> bool:
-        return self.num_identical + self.num_ties == self.num_prompts and abs(self.z) < Z_LIMIT
+        same = self.num_identical + self.num_ties == self.num_prompts
+        return same and abs(self.z) < Z_LIMIT and abs(self.z_favoured) < Z_LIMIT
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "passed": self.passed}
@@ -86,7 +90,7 @@ def check_lossless(
             if batch == batches[-1]:
                 off = replace(greedy, chain_length=0)
                 said.append(_decode(engine, encoded, off, partial(progress, "greedy, no speculation")))
-                surplus = sampled_surplus(pair, engine, encoded, sampled_params, partial(progress, "sampled"))
+                scores = sampled_scores(pair, engine, encoded, sampled_params, partial(progress, "sampled"))
         finally:
             engine.stop()
     identical, ties, first = 0, 0, None
@@ -100,24 +104,27 @@ def check_lossless(
         elif first is None:
             first = f"prompt {index}: {different[0][:12]} … against {reference[:12]} …"
         progress("target alone", f"{index + 1} of {num_prompts}, {identical} identical")
-    return LosslessReport(num_prompts, identical, ties, len(surplus), float(surplus.mean()), z_of(surplus), first)
+    z, z_favoured = z_of(scores)
+    mean = float(scores[:, 0].mean())
+    return LosslessReport(num_prompts, identical, ties, len(scores), mean, z, z_favoured, first)
 
 
-def sampled_surplus(
+def sampled_scores(
     pair: ModelPair,
     engine: Engine,
     encoded: Sequence[tuple[int, ...]],
     params: SamplingParams,
     progress: Callable[[str], None] = lambda text: None,
 ) -> torch.Tensor:
-    """Let an engine sample after each prompt; return log p(token) + H(p) at each position: [tokens] float64."""
+    """Let an engine sample after each prompt; return surplus and excess of each token: [tokens, 2] float64."""
     sampled = _decode(engine, encoded, params, progress)
-    return torch.cat([_surplus(pair, p, t) for p, t in zip(encoded, sampled, strict=True)]).double()
+    return torch.cat([_scores(pair, p, t) for p, t in zip(encoded, sampled, strict=True)]).double()
 
 
-def z_of(surplus: torch.Tensor) -> float:
-    """How many standard errors the mean of [tokens] is from 0."""
-    return float(surplus.mean() / (surplus.std() / math.sqrt(len(surplus)) + 1e-12))
+def z_of(scores: torch.Tensor) -> tuple[float, float]:
+    """How many standard errors the mean of each column of [tokens, 2] is from 0."""
+    surplus, excess = (scores.mean(0) / (scores.std(0) / math.sqrt(len(scores)) + 1e-12)).tolist()
+    return surplus, excess
 
 
 def encode(pair: ModelPair, text: str) -> tuple[int, ...]:
@@ -168,10 +175,13 @@ def is_tie(pair: ModelPair, prompt: tuple[int, ...], ours: list[int], reference:
 
 
 @torch.inference_mode()
-def _surplus(pair: ModelPair, prompt: tuple[int, ...], tokens: list[int]) -> torch.Tensor:
-    """log p(token) + entropy at each position: [tokens]"""
+def _scores(pair: ModelPair, prompt: tuple[int, ...], tokens: list[int]) -> torch.Tensor:
+    """Surplus and excess at each position: [tokens, 2]"""
     ids = torch.tensor([[*prompt, *tokens]], device=pair.device)
-    log_probs = pair.target(ids).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
-    chosen = log_probs.gather(1, ids[0, len(prompt) :, None]).squeeze(1)
-    entropy = -(log_probs.exp() * log_probs).sum(-1)
-    return (chosen + entropy).cpu()
+    target, draft = (model(ids).logits[0, len(prompt) - 1 : -1].float() for model in (pair.target, pair.draft))
+    log_probs, probs = target.log_softmax(-1), target.softmax(-1)
+    chosen = ids[0, len(prompt) :, None]
+    surplus = log_probs.gather(1, chosen).squeeze(1) - (probs * log_probs).sum(-1)
+    favoured = (draft.softmax(-1) > probs).float()
+    excess = favoured.gather(1, chosen).squeeze(1) - (favoured * probs).sum(-1)
+    return torch.stack([surplus, excess], dim=-1).cpu()

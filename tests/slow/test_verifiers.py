@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from adaptive_spec.bench.corpora import DOMAINS, prompts
-from adaptive_spec.bench.lossless import encode, sampled_surplus, z_of
+from adaptive_spec.bench.lossless import encode, sampled_scores, z_of
 from adaptive_spec.core import Request, SamplingParams
 from adaptive_spec.decoding.engine import Engine
 from adaptive_spec.decoding.verdict import judge
@@ -22,7 +22,7 @@ from tests.decoding.heard import Heard
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(5400)]
 
 SEEDS = 20
-Z_LIMIT = 4.06  # two-sided 1e-3 over 20 seeds
+Z_LIMIT = 4.22  # two-sided 1e-3 over 20 seeds and two statistics
 SETTINGS = DecoderSettings(slots=8, max_context_tokens=320, max_chain_length=4)
 
 
@@ -44,7 +44,7 @@ def short_prompts(real_pair: ModelPair) -> list[tuple[int, ...]]:
     return [encode(real_pair, prompts(domain)[number].text)[:80] for domain in DOMAINS for number in (0, 1)]
 
 
-def surplus(
+def scores(
     pair: ModelPair,
     engine: Engine,
     encoded: list[tuple[int, ...]],
@@ -55,7 +55,7 @@ def surplus(
     params = SamplingParams(
         max_tokens=24, temperature=1.0, seed=1000 * seed, ignore_eos=True, chain_length=length, drafter=drafter
     )
-    return sampled_surplus(pair, engine, encoded, params)
+    return sampled_scores(pair, engine, encoded, params)
 
 
 @pytest.mark.parametrize("drafter", ["model", "ngram", "combined"])
@@ -69,11 +69,11 @@ def test_sampling_under_every_drafter_and_policy(
     engine.start()
     try:
         engine.price(engine.measure_cost("here", repeats=1))
-        found = [surplus(real_pair, engine, short_prompts, seed, None, drafter) for seed in range(3)]
+        found = [scores(real_pair, engine, short_prompts, seed, None, drafter) for seed in range(3)]
     finally:
         engine.stop()
     assert sum(step.chain_length for step in heard.steps) > 20  # there was something to verify
-    assert abs(z_of(torch.cat(found))) < Z_LIMIT
+    assert max(map(abs, z_of(torch.cat(found)))) < Z_LIMIT
 
 
 @pytest.mark.parametrize(("chain_length", "decide"), [(1, judge), (4, walk)])
@@ -86,10 +86,10 @@ def test_sampling_has_the_targets_distribution_over_twenty_seeds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(engine.decoder, "_judge", decide)
-    found = [surplus(real_pair, engine, short_prompts, seed, chain_length) for seed in range(SEEDS)]
-    scores = [z_of(each) for each in found]
-    assert max(map(abs, scores)) < Z_LIMIT, scores
-    assert abs(z_of(torch.cat(found))) < 3.3
+    found = [scores(real_pair, engine, short_prompts, seed, chain_length) for seed in range(SEEDS)]
+    every = [z for each in found for z in z_of(each)]
+    assert max(map(abs, every)) < Z_LIMIT, every
+    assert max(map(abs, z_of(torch.cat(found)))) < 3.5
 
 
 def broken_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,8 +135,8 @@ def test_broken_variants_are_caught_by_the_same_test(
 ) -> None:
     monkeypatch.setattr(engine.decoder, "_judge", judge)
     break_it(monkeypatch)
-    found = [surplus(real_pair, engine, short_prompts, seed, 1) for seed in range(SEEDS // 2)]
-    assert max(abs(z_of(each)) for each in found) > Z_LIMIT or abs(z_of(torch.cat(found))) > Z_LIMIT
+    found = [scores(real_pair, engine, short_prompts, seed, 1) for seed in range(SEEDS // 4)]
+    assert max(map(abs, z_of(torch.cat(found)))) > Z_LIMIT
 
 
 @pytest.mark.parametrize("verifier", ["ngram", "logits", "hybrid", "typical", "topk_relaxed"])
