@@ -285,9 +285,8 @@ def simulate(
     from adaptive_spec.bench.simulate_report import print_report
     from adaptive_spec.settings import load_settings
 
+    _require_folders(chart)
     if chart is not None:
-        if not chart.absolute().parent.is_dir():
-            raise typer.BadParameter(f"the folder of {chart} does not exist")
         check_chart(chart)
     settings = load_settings()
 
@@ -473,9 +472,7 @@ def bench(
         prompt_lengths=tuple(prompt_tokens or ()),
         growth=growth,
     )
-    for file in (json_file, chart):
-        if file is not None and not file.absolute().parent.is_dir():
-            raise typer.BadParameter(f"the folder of {file} does not exist")
+    _require_folders(json_file, chart)
     if chart is not None:
         check_chart(chart)
     tell = Teller(sys.stderr)
@@ -483,8 +480,7 @@ def bench(
     tell.done("bench", "")
     about = describe(settings, release or (str(adapter) if adapter else None), found.cost)
     records = build_records(found.cells, about)
-    if json_file is not None:
-        json_file.write_text(json.dumps(records, indent=2) + "\n")
+    _write_records(records, json_file)
     if chart is not None:
         draw(records, chart)
     print_report(records)
@@ -538,17 +534,14 @@ def frontier(
         live=live,
         num_tasks=num_tasks,
     )
-    for file in (json_file, chart):
-        if file is not None and not file.absolute().parent.is_dir():
-            raise typer.BadParameter(f"the folder of {file} does not exist")
+    _require_folders(json_file, chart)
     if chart is not None:
         check_chart(chart)
     tell = Teller(sys.stderr)
     found = find_frontier(settings, made, release=release, tasks=Tasks(humaneval, gsm8k, unisolated), tell=tell)
     tell.done("frontier", "")
     records = frontier_records(found, made, describe(settings, release, found.cost))
-    if json_file is not None:
-        json_file.write_text(json.dumps(records, indent=2) + "\n")
+    _write_records(records, json_file)
     if chart is not None:
         draw_frontier(records, chart)
     print_frontier(records)
@@ -570,14 +563,12 @@ def bench_verifiers(
     from adaptive_spec.bench.verification_cost_report import build_records, print_report
     from adaptive_spec.settings import load_settings
 
-    if json_file is not None and not json_file.absolute().parent.is_dir():
-        raise typer.BadParameter(f"the folder of {json_file} does not exist")
+    _require_folders(json_file)
     tell = Teller(sys.stderr)
     measured = measure_all(load_settings(), vocab or VOCABS, chain_length, batch, rounds, tell)
     tell.done("bench-verifiers", "")
     records = build_records(measured, chain_length, batch, rounds)
-    if json_file is not None:
-        json_file.write_text(json.dumps(records, indent=2) + "\n")
+    _write_records(records, json_file)
     print_report(records)
 
 
@@ -735,6 +726,18 @@ def _say(found: dict[str, Any], text: str, as_json: bool) -> None:
         _print_json(found)
     else:
         typer.echo(text)
+
+
+def _require_folders(*files: Path | None) -> None:
+    """Refuse a file that could not be written, before anything is measured."""
+    for file in files:
+        if file is not None and not file.absolute().parent.is_dir():
+            raise typer.BadParameter(f"the folder of {file} does not exist")
+
+
+def _write_records(records: list[dict[str, Any]], file: Path | None) -> None:
+    if file is not None:
+        file.write_text(json.dumps(records, indent=2) + "\n")
 
 
 def _print_json(value: Any) -> None:

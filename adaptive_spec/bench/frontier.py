@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from adaptive_spec.bench.compare import put_on
-from adaptive_spec.bench.corpora import DOMAINS, prompts
+from adaptive_spec.bench.corpora import DOMAINS, prompts, require_known
 from adaptive_spec.bench.frontier_live import BATCH, Contest, Live, decode_live
 from adaptive_spec.bench.frontier_record import Pass, record
 from adaptive_spec.bench.frontier_replay import Point, best_within, frontier, sweep
@@ -21,7 +21,6 @@ from adaptive_spec.bench.ours import measured_cost
 from adaptive_spec.bench.sandbox import Limits, why_refused
 from adaptive_spec.bench.tasks import TaskSet, find_sets, missing_sets
 from adaptive_spec.core import Release, StepCost
-from adaptive_spec.errors import SettingsError
 from adaptive_spec.models.loading import ModelPair, load_pair
 from adaptive_spec.settings import Settings
 
@@ -60,8 +59,7 @@ def frontier_plan(*, quick: bool = False, **given: Any) -> FrontierPlan:
     """
     chosen = {name: value for name, value in given.items() if value not in (None, ())}
     made = FrontierPlan(**{**(_QUICK if quick else {}), **chosen})
-    if unknown := sorted(set(made.domains) - set(DOMAINS)):
-        raise SettingsError(f"There are no prompts of {', '.join(unknown)}; choose of: {', '.join(DOMAINS)}.")
+    require_known(made.domains)
     return replace(made, timed_prompts=min(made.num_prompts, max(made.timed_prompts, made.batch)))
 
 

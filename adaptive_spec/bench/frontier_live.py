@@ -12,6 +12,7 @@ import torch
 
 from adaptive_spec.bench.compare import order
 from adaptive_spec.bench.frontier_replay import Point
+from adaptive_spec.bench.lossless import answer_logits
 from adaptive_spec.bench.ours import decode_phase, start_engine
 from adaptive_spec.bench.sides import DecodePhase
 from adaptive_spec.bench.tasks import TaskCase, TaskSet
@@ -215,6 +216,5 @@ def _quality(side: _Side, task_set: TaskSet) -> Quality:
 @torch.inference_mode()
 def _log_prob(pair: ModelPair, prompt: tuple[int, ...], tokens: list[int]) -> float:
     """What the target gives an answer, in nats, summed over its tokens."""
-    ids = torch.tensor([[*prompt, *tokens]], device=pair.device)
-    log_probs = pair.target(ids).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
-    return float(log_probs.gather(1, ids[0, len(prompt) :, None]).sum())
+    log_probs = answer_logits(pair.target, prompt, tokens).log_softmax(-1)
+    return float(log_probs.gather(1, torch.tensor(tokens, device=pair.device)[:, None]).sum())

@@ -10,9 +10,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
+from transformers import PreTrainedModel
 
 from adaptive_spec.bench.corpora import DOMAINS, prompts
 from adaptive_spec.core import Request, SamplingParams
@@ -175,12 +176,18 @@ def is_tie(pair: ModelPair, prompt: tuple[int, ...], ours: list[int], reference:
 
 
 @torch.inference_mode()
+def answer_logits(model: PreTrainedModel, prompt: tuple[int, ...], tokens: list[int]) -> torch.Tensor:
+    """What a model alone makes of an answer, in one forward: [tokens, vocab] float32."""
+    ids = torch.tensor([[*prompt, *tokens]], device=model.device)
+    return cast(torch.Tensor, model(ids).logits[0, len(prompt) - 1 : -1].float())
+
+
+@torch.inference_mode()
 def _scores(pair: ModelPair, prompt: tuple[int, ...], tokens: list[int]) -> torch.Tensor:
     """Surplus and excess at each position: [tokens, 2]"""
-    ids = torch.tensor([[*prompt, *tokens]], device=pair.device)
-    target, draft = (model(ids).logits[0, len(prompt) - 1 : -1].float() for model in (pair.target, pair.draft))
+    target, draft = (answer_logits(model, prompt, tokens) for model in (pair.target, pair.draft))
     log_probs, probs = target.log_softmax(-1), target.softmax(-1)
-    chosen = ids[0, len(prompt) :, None]
+    chosen = torch.tensor(tokens, device=pair.device)[:, None]
     surplus = log_probs.gather(1, chosen).squeeze(1) - (probs * log_probs).sum(-1)
     favoured = (draft.softmax(-1) > probs).float()
     excess = favoured.gather(1, chosen).squeeze(1) - (favoured * probs).sum(-1)

@@ -111,9 +111,8 @@ class OurRunner:
             }
             engine = start_engine(self._pair, self._settings, {**shape, **self._side.decoder}, self._ear.listeners)
             engine.price(self._cost)
-            engine.swap(
-                self._release, {}, None, self._release.vocabulary
-            ).result()  # its weights are in the draft already
+            # The release's weights are in the draft already.
+            engine.swap(self._release, {}, None, self._release.vocabulary).result()
             self._engines[slots, context_tokens] = engine
         return self._engines[slots, context_tokens]
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from adaptive_spec.bench.corpora import DOMAINS, prompts
+from adaptive_spec.bench.corpora import DOMAINS, prompts, require_known
 from adaptive_spec.bench.lossless import encode
 from adaptive_spec.bench.sides import Task, choose
 from adaptive_spec.errors import SettingsError
@@ -36,8 +36,7 @@ def plan(*, quick: bool = False, **given: Any) -> Plan:
     """
     chosen = {name: value for name, value in given.items() if value not in (None, (), [])}
     made = Plan(**{**(_QUICK if quick else {}), **chosen})
-    if unknown := sorted(set(made.domains) - set(DOMAINS)):
-        raise SettingsError(f"There are no prompts of {', '.join(unknown)}; choose of: {', '.join(DOMAINS)}.")
+    require_known(made.domains)
     numbers = (made.num_prompts, made.max_tokens, made.rounds, *made.batches, *made.prompt_lengths)
     if min(numbers) < 1:
         raise SettingsError(f"Every number of {', '.join(f.name for f in fields(Plan)[2:7])} must be at least 1.")

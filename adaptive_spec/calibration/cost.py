@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from sklearn.isotonic import IsotonicRegression
 
 from adaptive_spec.core import StepCost
@@ -157,8 +158,7 @@ class CostKeeper:
             cells = [self._verify.get((batch, length), ()) for length in range(len(cost.verify_seconds))]
             alike = _median_of([ratio for ratios in cells for ratio in ratios], overall)
             verify = [s * _median_of(ratios, alike) for s, ratios in zip(cost.verify_seconds, cells, strict=True)]
-            monotone = IsotonicRegression().fit_transform(np.arange(len(verify)), np.asarray(verify))
-            measured[batch] = StepCost(draft, tuple(map(float, monotone)), cost.key)
+            measured[batch] = StepCost(draft, tuple(map(float, _monotone(verify))), cost.key)
         return CostModel(measured, self._measured.context_tokens, self._measured.per_context_token)
 
 
@@ -231,13 +231,17 @@ def measure_cost(
     found = []
     for (batch, _, lengths), timed in zip(cells, zip(*rounds, strict=True), strict=True):
         draft, *verify = (_typical(list(samples)) for samples in zip(*timed, strict=True))
-        monotone = IsotonicRegression().fit_transform(np.arange(len(verify)), np.asarray(verify))
-        seconds = np.interp(np.arange(max_chain_length + 1), lengths, monotone)
+        seconds = np.interp(np.arange(max_chain_length + 1), lengths, _monotone(verify))
         found.append(StepCost(draft, tuple(map(float, seconds)), _keyed(key, batch)))
     if not far:
         return CostModel(dict(zip(_doubling(rows), found, strict=True)), near)
     *costs, distant = found
     return CostModel(dict(zip(_doubling(rows), costs, strict=True)), near, _slope(costs[0], distant, far[0] - near))
+
+
+def _monotone(seconds: Sequence[float]) -> NDArray[np.float64]:
+    """The nearest times that never fall with the length."""
+    return np.asarray(IsotonicRegression().fit_transform(np.arange(len(seconds)), np.asarray(seconds)))
 
 
 def _slope(near: StepCost, far: StepCost, tokens: int) -> StepCost:

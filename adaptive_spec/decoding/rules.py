@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from adaptive_spec.core import Release, Request, Rule
@@ -40,14 +41,18 @@ class Rules:
         self._settings = settings
         self._on_event = on_event
         self._turn = 0
+        self._choose = lru_cache(maxsize=1024)(self._choice)  # asked for every row of every step
 
     def rule_of(self, request: Request, release: Release) -> Rule:
         """The request's choice, else the operator's for the domain, else the release's, else the setting."""
-        settings, domain = self._settings, request.domain
-        configured, learned = settings.rule(domain), release.for_domain(domain).rule
+        return self._choose(request.params.verifier, request.domain, release.for_domain(request.domain).rule)
+
+    def _choice(self, wanted: str | None, domain: str, learned: Rule | None) -> Rule:
+        settings = self._settings
+        configured = settings.rule(domain)
         numbers = learned or configured
-        if request.params.verifier is not None:
-            return replace(numbers, verifier=request.params.verifier)
+        if wanted is not None:
+            return replace(numbers, verifier=wanted)
         if learned is None or domain in settings.domain_verifiers or not settings.permits(learned.verifier, domain):
             return replace(numbers, verifier=configured.verifier)
         return learned
