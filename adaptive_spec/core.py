@@ -110,6 +110,7 @@ class Step:
     num_divergent: int = 0
     total_variation: float = 0.0
     given_up_nats: float = 0.0
+    match_length: int = 0  # of an n-gram chain: tokens of the suffix that it continues
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +175,24 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
+class LengthRule:
+    """When to stop drafting in a batch of so many rows; the two numbers are those of ``Thresholds``."""
+
+    rows: int
+    stop_below: float
+    max_chain_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class MatchAcceptance:
+    """How n-gram tokens fared whose match had a length: of ``num_reached``, ``num_accepted``."""
+
+    match_length: int
+    num_accepted: int
+    num_reached: int
+
+
+@dataclass(frozen=True, slots=True)
 class Thresholds:
     """The numbers of one domain.
 
@@ -181,6 +200,11 @@ class Thresholds:
     stop_below: drafting goes on while the product of calibrated confidences so far is at least this.  0 never stops.
     max_chain_length: 0 turns speculation off, save for exploring steps.
     rule: how chains of the domain are verified; None: as the settings say.
+    position_temperatures: of each position of a chain in place of ``temperature``, which serves those beyond.
+    sampling_temperature: what the draft's logits are divided by beside a request's own temperature before a token is
+        drawn; greedy requests never notice.
+    larger_batches: when to stop in batches of more rows, ascending; ``stop_below`` and ``max_chain_length`` are for one.
+    ngram_acceptance: of the n-gram drafter, by match length, ascending.
     """
 
     temperature: float = 1.0
@@ -189,6 +213,37 @@ class Thresholds:
     survival: tuple[float, ...] = ()  # P(position accepted | reached), as measured
     num_observations: int = 0
     rule: Rule | None = None
+    position_temperatures: tuple[float, ...] = ()
+    sampling_temperature: float = 1.0
+    larger_batches: tuple[LengthRule, ...] = ()
+    ngram_acceptance: tuple[MatchAcceptance, ...] = ()
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Thresholds":
+        """Read back what ``dataclasses.asdict`` made, as JSON keeps it; what is missing has its default.
+
+        Raises:
+            TypeError: an unknown name, or a value of the wrong shape.
+        """
+        rule = values.get("rule")
+        made = {
+            "survival": tuple(values.get("survival", ())),
+            "rule": None if rule is None else Rule(**rule),
+            "position_temperatures": tuple(values.get("position_temperatures", ())),
+            "larger_batches": tuple(LengthRule(**entry) for entry in values.get("larger_batches", ())),
+            "ngram_acceptance": tuple(MatchAcceptance(**entry) for entry in values.get("ngram_acceptance", ())),
+        }
+        return cls(**{**values, **made})
+
+    def lengths_at(self, rows: int) -> LengthRule:
+        """When to stop in a batch: the rule of the nearest batch that is no larger."""
+        fitting = [entry for entry in self.larger_batches if entry.rows <= rows]
+        return fitting[-1] if fitting else LengthRule(1, self.stop_below, self.max_chain_length)
+
+    def temperatures(self, length: int) -> tuple[float, ...]:
+        """The temperature of each of so many positions."""
+        own = self.position_temperatures[:length]
+        return (*own, *[self.temperature] * (length - len(own)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The history of thresholds: what each domain's were, and why.  Written when a release goes live."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -31,11 +31,7 @@ def add_calibration(
     row = CalibrationRow(
         domain=domain,
         release=release,
-        temperature=float(thresholds.temperature),
-        stop_below=float(thresholds.stop_below),
-        max_chain_length=int(thresholds.max_chain_length),
-        survival=[float(share) for share in thresholds.survival],
-        num_observations=int(thresholds.num_observations),
+        thresholds=asdict(thresholds),
         report=report,
         created_at=datetime.now(UTC),
     )
@@ -72,11 +68,5 @@ def thresholds_of(database: Database, release: int, parents: Mapping[int, int | 
 
 
 def _record(row: CalibrationRow) -> CalibrationRecord:
-    thresholds = Thresholds(
-        temperature=row.temperature,
-        stop_below=row.stop_below,
-        max_chain_length=row.max_chain_length,
-        survival=tuple(row.survival),
-        num_observations=row.num_observations,
-    )
+    thresholds = Thresholds.from_dict(row.thresholds)
     return CalibrationRecord(row.id, row.domain, row.release, thresholds, row.report, row.created_at)

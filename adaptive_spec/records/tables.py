@@ -126,6 +126,7 @@ class StepRow(Base):
     num_divergent: Mapped[int]  # emitted tokens that exact verification would have refused
     total_variation: Mapped[float]  # summed over them, as the log-prob given up
     given_up_nats: Mapped[float]
+    match_length: Mapped[int]  # of an n-gram chain, else 0
     at: Mapped[datetime] = mapped_column(index=True)
 
     __table_args__ = (
@@ -205,11 +206,7 @@ class CalibrationRow(Base):
     id: Mapped[int] = mapped_column(RowId, primary_key=True)
     domain: Mapped[str]
     release: Mapped[int]
-    temperature: Mapped[float]
-    stop_below: Mapped[float]
-    max_chain_length: Mapped[int]
-    survival: Mapped[list[float]]
-    num_observations: Mapped[int]
+    thresholds: Mapped[dict[str, Any]]
     report: Mapped[dict[str, Any]]
     created_at: Mapped[datetime]
 

@@ -209,6 +209,7 @@ def _step_row(step: Step) -> dict[str, Any]:
         "num_divergent": int(step.num_divergent),
         "total_variation": float(step.total_variation),
         "given_up_nats": float(step.given_up_nats),
+        "match_length": int(step.match_length),
         "at": step.at,
     }
 

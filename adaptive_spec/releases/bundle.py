@@ -15,23 +15,31 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from transformers import PreTrainedModel
 
-from adaptive_spec.core import SIMILARITIES, VERIFIERS, Release, Rule, Thresholds
+from adaptive_spec.core import SIMILARITIES, VERIFIERS, LengthRule, Release, Rule, Thresholds
 from adaptive_spec.errors import ReleaseError
 from adaptive_spec.releases.adapter import ADVICE, CONFIG_NAME, WEIGHTS_NAME, load_adapter_delta, verify_adapter
 
 __all__ = ["bundle_name", "load_adapter_delta", "read_bundle", "verify_adapter", "write_bundle"]
 
-FORMAT = 3
+FORMAT = 4
 _READABLE = {  # format -> what its release.json holds
     1: {"version", "thresholds", "provenance"},
     2: {"version", "thresholds", "provenance", "vocabulary", "domain_adapters"},
     3: {"version", "thresholds", "provenance", "vocabulary", "domain_adapters"},  # thresholds may hold a rule
+    4: {
+        "version",
+        "thresholds",
+        "provenance",
+        "vocabulary",
+        "domain_adapters",
+    },  # and numbers by position, batch, match
 }
 MAX_CHAIN_LENGTH = 64
 _MANIFEST, _DESCRIPTION, _ADAPTER = "manifest.json", "release.json", "adapter"
@@ -203,24 +211,29 @@ def _json_bytes(value: dict[str, Any]) -> bytes:
 
 def _thresholds(domain: str, values: Any) -> Thresholds:
     try:
-        rule = values.get("rule")
-        made = {"survival": tuple(values["survival"]), "rule": None if rule is None else Rule(**rule)}
-        return _checked(domain, Thresholds(**{**values, **made}))
-    except (TypeError, KeyError) as error:
+        return _checked(domain, Thresholds.from_dict(values))
+    except (TypeError, AttributeError) as error:
         raise ReleaseError(f"The thresholds of {domain!r} are malformed ({error}). {ADVICE}") from error
 
 
 def _checked(domain: str, values: Thresholds) -> Thresholds:
     """Return ``values``, or raise ReleaseError naming what is out of range."""
     checks = {
-        "temperature": _is_number(values.temperature) and 0.01 <= values.temperature <= 100,
-        "stop_below": _is_number(values.stop_below) and 0 <= values.stop_below <= 1,
-        "max_chain_length": _is_count(values.max_chain_length) and values.max_chain_length <= MAX_CHAIN_LENGTH,
+        "temperature": _is_temperature(values.temperature),
+        "stop_below, max_chain_length": _is_length_rule(values.lengths_at(1)),
         "survival": all(_is_number(share) and 0 <= share <= 1 for share in values.survival),
         "num_observations": _is_count(values.num_observations),
         "rule": values.rule is None or _is_rule(values.rule),
+        "position_temperatures": all(map(_is_temperature, values.position_temperatures)),
+        "sampling_temperature": _is_temperature(values.sampling_temperature),
+        "larger_batches": _ascend(1, [entry.rows for entry in values.larger_batches])
+        and all(map(_is_length_rule, values.larger_batches)),
+        "ngram_acceptance": _ascend(0, [entry.match_length for entry in values.ngram_acceptance])
+        and all(_is_count(entry.num_accepted) for entry in values.ngram_acceptance)
+        and all(_is_count(entry.num_reached) for entry in values.ngram_acceptance)
+        and all(entry.num_accepted <= entry.num_reached for entry in values.ngram_acceptance),
     }
-    wrong = [f"{name} {getattr(values, name)!r}" for name, good in checks.items() if not good]
+    wrong = [f"{name} {attrgetter(*name.split(', '))(values)!r}" for name, good in checks.items() if not good]
     if wrong:
         raise ReleaseError(f"The thresholds of {domain!r} are out of range: {', '.join(wrong)}. {ADVICE}")
     return values
@@ -236,6 +249,24 @@ def _is_rule(rule: Rule) -> bool:
         and _is_number(rule.typical_delta)
         and rule.typical_delta >= 0
     )
+
+
+def _is_length_rule(rule: LengthRule) -> bool:
+    return (
+        _is_number(rule.stop_below)
+        and 0 <= rule.stop_below <= 1
+        and _is_count(rule.max_chain_length)
+        and rule.max_chain_length <= MAX_CHAIN_LENGTH
+    )
+
+
+def _is_temperature(value: Any) -> bool:
+    return _is_number(value) and 0.01 <= value <= 100
+
+
+def _ascend(floor: int, counts: list[Any]) -> bool:
+    """Whether these are whole numbers above the floor, each larger than the one before."""
+    return all(map(_is_count, counts)) and all(a < b for a, b in pairwise([floor, *counts]))
 
 
 def _is_number(value: Any) -> bool:
