@@ -203,7 +203,7 @@ class Thresholds:
     position_temperatures: of each position of a chain in place of ``temperature``, which serves those beyond.
     sampling_temperature: what the draft's logits are divided by beside a request's own temperature before a token is
         drawn; greedy requests never notice.
-    larger_batches: when to stop in batches of more rows, ascending; ``stop_below`` and ``max_chain_length`` are for one.
+    larger_batches: when to stop in batches of more rows, ascending; ``stop_below``, ``max_chain_length`` are for one.
     ngram_acceptance: of the n-gram drafter, by match length, ascending.
     """
 
