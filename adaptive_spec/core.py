@@ -175,6 +175,14 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
+class Scaling:
+    """How a confidence is read as a probability of acceptance: sigmoid(logit(confidence) / temperature + offset)."""
+
+    temperature: float = 1.0
+    offset: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class LengthRule:
     """When to stop drafting in a batch of so many rows; the two numbers are those of ``Thresholds``."""
 
@@ -196,11 +204,10 @@ class MatchAcceptance:
 class Thresholds:
     """The numbers of one domain.
 
-    temperature: the draft's logits are divided by it before its top probability is read as a confidence.
+    temperature, offset: what the draft's top probability says of acceptance, see ``Scaling``.
     stop_below: drafting goes on while the product of calibrated confidences so far is at least this.  0 never stops.
     max_chain_length: 0 turns speculation off, save for exploring steps.
     rule: how chains of the domain are verified; None: as the settings say.
-    position_temperatures: of each position of a chain in place of ``temperature``, which serves those beyond.
     sampling_temperature: what the draft's logits are divided by beside a request's own temperature before a token is
         drawn; greedy requests never notice.
     larger_batches: when to stop in batches of more rows, ascending; ``stop_below``, ``max_chain_length`` are for one.
@@ -213,7 +220,7 @@ class Thresholds:
     survival: tuple[float, ...] = ()  # P(position accepted | reached), as measured
     num_observations: int = 0
     rule: Rule | None = None
-    position_temperatures: tuple[float, ...] = ()
+    offset: float = 0.0
     sampling_temperature: float = 1.0
     larger_batches: tuple[LengthRule, ...] = ()
     ngram_acceptance: tuple[MatchAcceptance, ...] = ()
@@ -229,7 +236,6 @@ class Thresholds:
         made = {
             "survival": tuple(values.get("survival", ())),
             "rule": None if rule is None else Rule(**rule),
-            "position_temperatures": tuple(values.get("position_temperatures", ())),
             "larger_batches": tuple(LengthRule(**entry) for entry in values.get("larger_batches", ())),
             "ngram_acceptance": tuple(MatchAcceptance(**entry) for entry in values.get("ngram_acceptance", ())),
         }
@@ -240,10 +246,9 @@ class Thresholds:
         fitting = [entry for entry in self.larger_batches if entry.rows <= rows]
         return fitting[-1] if fitting else LengthRule(1, self.stop_below, self.max_chain_length)
 
-    def temperatures(self, length: int) -> tuple[float, ...]:
-        """The temperature of each of so many positions."""
-        own = self.position_temperatures[:length]
-        return (*own, *[self.temperature] * (length - len(own)))
+    @property
+    def scaling(self) -> Scaling:
+        return Scaling(self.temperature, self.offset)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,17 +12,19 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from adaptive_spec.calibration.calibrate import DomainCalibration, calibrate
-from adaptive_spec.core import Release, StepCost
+from adaptive_spec.calibration.calibrate import KEPT, DomainCalibration, calibrate
+from adaptive_spec.calibration.cost import CostModel
+from adaptive_spec.core import POOLED, Release
 from adaptive_spec.errors import GateRefused, RunError
+from adaptive_spec.learning.heat import COLD_START, HeatFit
 from adaptive_spec.learning.judge import read_judgement
 from adaptive_spec.learning.run import ADAPTER_NAME, REPORT_NAME
 from adaptive_spec.records.calibrations import add_calibration
 from adaptive_spec.records.database import Database
-from adaptive_spec.records.observations import observations
+from adaptive_spec.records.observations import Observations, ngram_acceptance, observations
 from adaptive_spec.records.releases import next_version
 from adaptive_spec.records.runs import create_run, get_run, update_run
 from adaptive_spec.releases.bundle import write_bundle
@@ -37,7 +39,7 @@ _KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "2000000000", "MALLOC_TRIM_THRES
 class Pipeline:
     """Makes releases.  One at a time: the caller holds the lock."""
 
-    def __init__(self, database: Database, settings: Settings, cost: StepCost, hashes: Mapping[str, str]) -> None:
+    def __init__(self, database: Database, settings: Settings, cost: CostModel, hashes: Mapping[str, str]) -> None:
         self.database = database
         self.settings = settings
         self.cost = cost
@@ -66,9 +68,7 @@ class Pipeline:
             version = next_version(self.database)
             if not report.passed:
                 self._refuse(run_id, version, live, report)
-            calibrations = calibrate(
-                judgement.observations, self.cost, self.settings.calibration, self._longest, dict(live.thresholds)
-            )
+            calibrations = with_heats(self._calibrated(judgement.observations, live), judgement.heats)
             self._tell(run_id, "publish")
             release = self._publish(version, work, calibrations, report, live)
             update_run(self.database, run_id, state="passed", release=version, report=report.to_dict())
@@ -97,11 +97,11 @@ class Pipeline:
         if domain is not None and after_step:
             seen.pop(domain, None)
             seen |= observations(self.database, release=live.version, domain=domain, after_step=after_step)
-        fitted = calibrate(seen, self.cost, self.settings.calibration, self._longest, dict(live.thresholds))
+        fitted = self._calibrated(seen, live)
         if domain is not None:
             fitted = {name: calibration for name, calibration in fitted.items() if name == domain}
         thresholds = {**live.thresholds, **{name: c.thresholds for name, c in fitted.items()}}
-        changed = any(c.report.get("source") == "own" for c in fitted.values()) and thresholds != dict(live.thresholds)
+        changed = any(c.source != KEPT for c in fitted.values()) and thresholds != dict(live.thresholds)
         if not changed:
             self._record(fitted, live.version)
             return fitted, live.version
@@ -115,7 +115,7 @@ class Pipeline:
                 "parent": live.version,
                 "hashes": self.hashes,
                 "kind": "calibration",
-                "cost": asdict(self.cost),
+                "cost": asdict(self.cost.step),
             },
             vocabulary=live.vocabulary,
             domain_adapters=_folders(live),
@@ -131,9 +131,15 @@ class Pipeline:
         if child is not None and child.poll() is None:
             child.send_signal(signal.SIGTERM)
 
-    @property
-    def _longest(self) -> int:
-        return self.settings.decoder.max_chain_length
+    def _calibrated(self, seen: Mapping[str, Observations], live: Release) -> dict[str, DomainCalibration]:
+        return calibrate(
+            seen,
+            self.cost.measured,
+            self.settings.calibration,
+            self.settings.decoder.max_chain_length,
+            dict(live.thresholds),
+            ngram=ngram_acceptance(self.database),
+        )
 
     def _train(self, run_id: int, work: Path) -> None:
         settings_file = work / "settings.json"
@@ -187,7 +193,7 @@ class Pipeline:
             provenance={
                 **described["provenance"],
                 "distil": described["distil"],
-                "cost": asdict(self.cost),
+                "cost": asdict(self.cost.step),
                 "gate": report.to_dict(),
             },
             vocabulary=described["vocabulary"],
@@ -203,6 +209,21 @@ class Pipeline:
 
     def _tell(self, run_id: int, phase: str) -> None:
         update_run(self.database, run_id, progress={"phase": phase})
+
+
+def with_heats(
+    calibrations: Mapping[str, DomainCalibration], heats: Mapping[str, HeatFit]
+) -> dict[str, DomainCalibration]:
+    """Add the sampling temperatures of a new draft; a domain that could not be judged draws as all together do."""
+    pooled = heats.get(POOLED)
+    found = {}
+    for domain, calibration in calibrations.items():
+        own = heats.get(domain)
+        fit = own if own is not None and own.reason != COLD_START else pooled
+        thresholds = replace(calibration.thresholds, sampling_temperature=fit.temperature if fit else 1.0)
+        report = calibration.report | {"sampling": asdict(fit) if fit else None}
+        found[domain] = DomainCalibration(thresholds, report)
+    return found
 
 
 def _folders(live: Release) -> dict[str, Path]:

@@ -99,7 +99,7 @@ class Service:
         progress("cost of a step")
         cost = self._known_cost() or self._measure_cost()
         self.engine.price(cost)
-        self.pipeline = Pipeline(self.database, self.settings, cost.step, self.pair.hashes)
+        self.pipeline = Pipeline(self.database, self.settings, cost, self.pair.hashes)
         progress("live release")
         self._follow_live()
         for watcher in self._watchers:
@@ -301,7 +301,7 @@ class Service:
         """Store what steps have cost lately, and let calibration use it."""
         if (cost := self.engine.cost) is None:
             return
-        self.pipeline.cost = cost.step
+        self.pipeline.cost = cost
         try:
             save_cost(self.database, self._cost_key(), cost.to_dict())
         except SQLAlchemyError as error:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive_spec.calibration.temperature import calibrated_confidences
-from adaptive_spec.core import StepCost
+from adaptive_spec.core import Scaling, StepCost
 
 FIRST_THRESHOLD = 0.4  # transformers' assistant_confidence_threshold before it has seen anything
 _ENOUGH = 5  # tokens; with no more of them transformers keeps the threshold that it has
@@ -48,15 +48,15 @@ def fixed(num_steps: int, length: int) -> Choice:
     return Choice.of(np.full(num_steps, length, np.int64))
 
 
-def by_floors(confidence: NDArray[np.float64], temperature: float, floors: Sequence[float]) -> Choice:
+def by_floors(confidence: NDArray[np.float64], scaling: Scaling, floors: Sequence[float]) -> Choice:
     """Draw token i while the product of calibrated confidences before it is at least floor i, as the decoder does.
 
     Args:
-        confidence: [steps, longest], before the temperature.
+        confidence: [steps, longest], uncalibrated.
         floors: of ``drafting.policy``.
     """
     num_steps, longest = confidence.shape
-    reach = np.cumprod(calibrated_confidences(confidence, temperature), axis=1)
+    reach = np.cumprod(calibrated_confidences(confidence, scaling), axis=1)
     before = np.concatenate([np.ones((num_steps, 1)), reach], axis=1)[:, : len(floors)]
     goes_on = before >= np.asarray(floors[: longest + 1], np.float64)
     wanted = np.cumprod(goes_on, axis=1).sum(axis=1)

@@ -1,110 +1,261 @@
-"""Calibrate every domain at once: one temperature and one set of thresholds each, and a pooled one for the rest."""
+"""Calibrate every domain at once: a scaling and length thresholds each, and pooled ones for the rest.
+
+Everything is fitted twice.  What the earlier requests of a domain teach is judged on its later ones: the calibration
+error and the goodput that are reported, and whether the domain's own numbers may replace the pooled ones.  What goes
+live is fitted to all.  A domain's own numbers must show on later data that they are better; where they cannot, because
+the domain is rare or no different, it keeps what all domains together taught.
+"""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from adaptive_spec.calibration.temperature import COLD_START, TemperatureFit, fit_temperature
-from adaptive_spec.calibration.threshold import MIN_REACHED, Replay, choose_threshold
-from adaptive_spec.core import POOLED, StepCost, Thresholds
-from adaptive_spec.records.observations import Observations
+from adaptive_spec.calibration.baselines import by_floors
+from adaptive_spec.calibration.temperature import COLD_START, ScalingFit, check_calibration, fit_scaling
+from adaptive_spec.calibration.threshold import MIN_REACHED, Replay, ThresholdReport, choose_threshold, goodput_interval
+from adaptive_spec.core import POOLED, MatchAcceptance, Scaling, StepCost, Thresholds
+from adaptive_spec.drafting.policy import threshold_floors
+from adaptive_spec.records.observations import Observations, pool
 from adaptive_spec.settings import CalibrationSettings
+
+_SURE = 0.99  # that a domain's own lengths are better, to put them in place of the pooled ones
+OWN, OWN_SCALING, FROM_POOL, KEPT = "own", "own_scaling", "pooled", "kept"
 
 
 @dataclass(frozen=True, slots=True)
 class DomainCalibration:
     """One domain's new thresholds and the report that explains them, in JSON types.
 
-    The report's ``source`` is own (fitted here), pooled (too small, serves under the pooled thresholds) or kept
-    (nothing could be fitted, the present thresholds stay).
+    The report's ``source`` is own (all fitted here), own_scaling (the pooled lengths), pooled (the pooled scaling too)
+    or kept (nothing could be fitted, the present thresholds stay).
     """
 
     thresholds: Thresholds
     report: dict[str, Any]
 
+    @property
+    def source(self) -> str:
+        return str(self.report["source"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Learnt:
+    """What some observations teach."""
+
+    thresholds: Thresholds
+    fit: ScalingFit
+    report: ThresholdReport
+
+
+class Calibrator:
+    """Fits with one cost and one set of settings."""
+
+    def __init__(
+        self, costs: Mapping[int, StepCost], settings: CalibrationSettings, max_chain_length: int, seed: int = 0
+    ) -> None:
+        self._costs = costs
+        self._settings = settings
+        self._longest = min(max_chain_length, len(costs[1].verify_seconds) - 1)
+        self._seed = seed
+
+    def is_small(self, observed: Observations) -> bool:
+        """Whether nothing can be fitted."""
+        return len(observed.position) < self._settings.min_observations or observed.num_steps < MIN_REACHED
+
+    def learn(self, observed: Observations, pooled: Thresholds | None = None) -> _Learnt:
+        """Fit scaling and lengths; ``pooled`` is what a domain's own numbers are blended with."""
+        fit = fit_scaling(observed.confidence, observed.accepted, pooled.scaling if pooled else None, self._settings)
+        thresholds, report = choose_threshold(observed, fit.scaling, self._costs, self._longest, self._seed)
+        if pooled is not None:
+            thresholds = replace(thresholds, survival=self._blended(thresholds.survival, observed, pooled.survival))
+        return _Learnt(thresholds, fit, report)
+
+    def domain(
+        self, observed: Observations, now: Thresholds, pooled: _Learnt, earlier: _Learnt | None
+    ) -> DomainCalibration:
+        """Calibrate one domain.  pooled, earlier: what all domains, and their earlier requests, teach."""
+        own = self.learn(observed, pooled.thresholds)
+        later, source = self._judged(observed, now, earlier)
+        thresholds = _combined(own.thresholds, pooled.thresholds, source)
+        return DomainCalibration(thresholds, self._report(source, own, observed, now, thresholds, later))
+
+    def pooled(self, observed: Observations, now: Thresholds, learnt: _Learnt) -> DomainCalibration:
+        """Calibrate all domains together."""
+        early, late = observed.split(1 - self._settings.later_share)
+        later = None
+        if not self.is_small(early) and not self.is_small(late):
+            later = self._later(late, {"now": now, "new": self.learn(early).thresholds})
+        return DomainCalibration(learnt.thresholds, self._report(OWN, learnt, observed, now, learnt.thresholds, later))
+
+    def _judged(
+        self, observed: Observations, now: Thresholds, pooled: _Learnt | None
+    ) -> tuple[dict[str, Any] | None, str]:
+        """What later requests say, and whose numbers the domain is to get."""
+        early, late = observed.split(1 - self._settings.later_share)
+        if pooled is None or self.is_small(early) or late.num_steps < MIN_REACHED or late.num_requests < 2:
+            return None, FROM_POOL
+        own = self.learn(early, pooled.thresholds).thresholds
+        candidates = {source: _combined(own, pooled.thresholds, source) for source in (OWN, OWN_SCALING, FROM_POOL)}
+        found = self._goodputs(late, candidates)
+        low, _ = goodput_interval(found[OWN], found[FROM_POOL], seed=self._seed, confidence=_SURE)
+        low_of_scaling, _ = goodput_interval(found[OWN_SCALING], found[FROM_POOL], seed=self._seed)
+        source = FROM_POOL
+        if low > 1:
+            source = OWN
+        elif low_of_scaling >= 1 - self._settings.tolerated_loss_share:
+            source = OWN_SCALING
+        return self._later(late, {"now": now, "new": candidates[source]}), source
+
+    def _later(self, late: Observations, judged: Mapping[str, Thresholds]) -> dict[str, Any]:
+        """Calibration errors and goodputs on later requests, of what is live and of what the earlier ones teach."""
+        goodputs = self._goodputs(late, judged)
+        low, high = goodput_interval(goodputs["new"], goodputs["now"], seed=self._seed)
+        errors = {"uncalibrated": Scaling(), **{name: thresholds.scaling for name, thresholds in judged.items()}}
+        return {
+            "num_requests": late.num_requests,
+            "num_observations": len(late.position),
+            "num_by_position": np.bincount(late.position).tolist(),
+            "calibration": {
+                name: asdict(check_calibration(late.confidence, late.accepted, scaling, seed=self._seed))
+                for name, scaling in errors.items()
+            },
+            "goodput": {name: float(part[0].sum() / part[1].sum()) for name, part in goodputs.items()},
+            "goodput_ratio": {"low": low, "high": high},
+        }
+
+    def _goodputs(self, late: Observations, judged: Mapping[str, Thresholds]) -> dict[str, NDArray[np.float64]]:
+        replay = Replay.complete(late, Scaling(), self._longest, self._seed)
+        return {
+            name: replay.by_request(
+                self._costs[1],
+                by_floors(
+                    replay.confidence, chosen.scaling, threshold_floors(chosen.lengths_at(1), self._longest)
+                ).drafted,
+            )
+            for name, chosen in judged.items()
+        }
+
+    def _blended(
+        self, survival: tuple[float, ...], observed: Observations, pooled: tuple[float, ...]
+    ) -> tuple[float, ...]:
+        """Survival by position, the pooled one weighing as many observations as settings say."""
+        weight, reached = self._settings.blend_observations, np.bincount(observed.position, minlength=len(survival))
+        return tuple(
+            (share * count + pooled[place] * weight) / (count + weight) if place < len(pooled) else share
+            for place, (share, count) in enumerate(zip(survival, reached.tolist(), strict=False))
+        )
+
+    def _report(
+        self,
+        source: str,
+        learnt: _Learnt,
+        observed: Observations,
+        now: Thresholds,
+        thresholds: Thresholds,
+        later: dict[str, Any] | None,
+    ) -> dict[str, Any]:
+        replay = Replay.complete(observed, now.scaling, self._longest, self._seed)
+        return {
+            "source": source,
+            "reason": learnt.fit.reason,
+            "num_observations": len(observed.position),
+            "num_requests": observed.num_requests,
+            "num_by_position": np.bincount(observed.position).tolist(),
+            "old": _numbers(now),
+            "new": _numbers(thresholds),
+            "threshold": learnt.report.to_dict(),
+            "goodput_now": replay.goodput(self._costs[1], now.stop_below, now.max_chain_length).goodput,
+            "later": later,
+        }
+
 
 def calibrate(
     observations: Mapping[str, Observations],
-    cost: StepCost,
+    costs: Mapping[int, StepCost],
     settings: CalibrationSettings,
     max_chain_length: int,
     now: Mapping[str, Thresholds],
     seed: int = 0,
+    ngram: Mapping[str, tuple[MatchAcceptance, ...]] | None = None,
 ) -> dict[str, DomainCalibration]:
     """Return a calibration for each domain observed or in ``now``, and for ``POOLED``.
 
     Args:
         observations: by domain, all of the live release; a ``POOLED`` key is ignored, pooling is done here.
+        costs: of a step, by its rows; one row is among them.
         now: the thresholds that are live.
+        ngram: how n-gram tokens fared, by domain.
     """
+    matches = dict(ngram or {})
+    now = {
+        domain: now.get(domain) or now.get(POOLED) or Thresholds() for domain in {POOLED, *now, *observations, *matches}
+    }
+    found = _fitted(observations, costs, settings, max_chain_length, now, seed)
+    return {domain: _carrying(result, now[domain], matches.get(domain)) for domain, result in found.items()}
+
+
+def _fitted(
+    observations: Mapping[str, Observations],
+    costs: Mapping[int, StepCost],
+    settings: CalibrationSettings,
+    max_chain_length: int,
+    now: Mapping[str, Thresholds],
+    seed: int,
+) -> dict[str, DomainCalibration]:
+    """What the draft model's chains teach.  now: of every domain there is."""
     by_domain = {domain: observed for domain, observed in sorted(observations.items()) if domain != POOLED}
-    pooled_observed = pool(list(by_domain.values()))
-    if _is_small(pooled_observed, settings):
-        return {domain: _kept(domain, by_domain, now) for domain in sorted({POOLED, *by_domain, *now})}
-    fit = fit_temperature(pooled_observed.confidence, pooled_observed.accepted, None, settings)
-    pooled = _own(pooled_observed, fit, cost, max_chain_length, now.get(POOLED), seed)
-    results = {POOLED: pooled}
-    for domain in sorted({*by_domain, *now} - {POOLED}):
+    everything = pool(list(by_domain.values()))
+    calibrator = Calibrator(costs, settings, max_chain_length, seed)
+    if calibrator.is_small(everything):
+        return {domain: _kept(domain, by_domain, thresholds) for domain, thresholds in sorted(now.items())}
+    pooled = calibrator.learn(everything)
+    early = pool([part.split(1 - settings.later_share)[0] for part in by_domain.values()])
+    earlier = None if calibrator.is_small(early) else calibrator.learn(early)
+    results = {POOLED: calibrator.pooled(everything, now[POOLED], pooled)}
+    for domain in sorted(now.keys() - {POOLED}):
         observed = by_domain.get(domain)
-        if observed is None or _is_small(observed, settings):
+        if observed is None or calibrator.is_small(observed):
             num = 0 if observed is None else len(observed.position)
-            report = {"source": "pooled", "reason": COLD_START, "num_observations": num}
+            report = {"source": FROM_POOL, "reason": COLD_START, "num_observations": num}
             results[domain] = DomainCalibration(pooled.thresholds, report)
-            continue
-        fit = fit_temperature(observed.confidence, observed.accepted, pooled.thresholds.temperature, settings)
-        results[domain] = _own(observed, fit, cost, max_chain_length, now.get(domain), seed)
+        else:
+            results[domain] = calibrator.domain(observed, now[domain], pooled, earlier)
     return results
 
 
-def _is_small(observed: Observations, settings: CalibrationSettings) -> bool:
-    num_steps = int((observed.position == 0).sum())
-    return len(observed.position) < settings.min_observations or num_steps < MIN_REACHED
-
-
-def _own(
-    observed: Observations,
-    fit: TemperatureFit,
-    cost: StepCost,
-    max_chain_length: int,
-    now: Thresholds | None,
-    seed: int,
+def _carrying(
+    result: DomainCalibration, now: Thresholds, ngram: tuple[MatchAcceptance, ...] | None
 ) -> DomainCalibration:
-    thresholds, chosen = choose_threshold(observed, fit.temperature, cost, max_chain_length, seed)
-    report = {
-        "source": "own",
-        "reason": fit.reason,
-        "num_observations": fit.num_observations,
-        "temperature": asdict(fit),
-        "threshold": chosen.to_dict(),
-    }
-    if now is not None:
-        longest = min(max_chain_length, len(cost.verify_seconds) - 1)
-        replay = Replay.complete(observed, now.temperature, longest, seed)
-        report["goodput_now"] = replay.goodput(cost, now.stop_below, now.max_chain_length).goodput
-    return DomainCalibration(thresholds, report)
-
-
-def _kept(domain: str, by_domain: Mapping[str, Observations], now: Mapping[str, Thresholds]) -> DomainCalibration:
-    thresholds = now.get(domain) or now.get(POOLED) or Thresholds()
-    num = sum(len(observed.position) for name, observed in by_domain.items() if domain in (name, POOLED))
-    return DomainCalibration(thresholds, {"source": "kept", "reason": COLD_START, "num_observations": num})
-
-
-def pool(parts: list[Observations]) -> Observations:
-    """Join domains; requests of different domains stay different."""
-    offsets = np.cumsum([0, *(int(part.request_index.max(initial=-1)) + 1 for part in parts)])
-    requests = [part.request_index + offset for part, offset in zip(parts, offsets, strict=False)]
-
-    def joined(name: str, dtype: type) -> Any:
-        return np.concatenate([np.zeros(0, dtype), *(getattr(part, name) for part in parts)]).astype(dtype)
-
-    return Observations(
-        position=joined("position", np.int64),
-        confidence=joined("confidence", np.float64),
-        overlap=joined("overlap", np.float64),
-        accepted=joined("accepted", np.bool_),
-        request_index=np.concatenate([np.zeros(0, np.int64), *requests]),
-        explored=joined("explored", np.bool_),
+    """The result with what n-gram chains showed, and those of the present numbers that are not fitted here."""
+    seen = now.ngram_acceptance if ngram is None else ngram
+    thresholds = replace(
+        result.thresholds,
+        rule=now.rule,
+        sampling_temperature=now.sampling_temperature,
+        ngram_acceptance=seen,
     )
+    rates = [asdict(entry) | {"rate": entry.num_accepted / max(1, entry.num_reached)} for entry in seen]
+    return DomainCalibration(thresholds, result.report | {"ngram": rates})
+
+
+def _combined(own: Thresholds, pooled: Thresholds, source: str) -> Thresholds:
+    """The numbers of a source; how far chains live and what was counted are always the domain's own."""
+    if source == OWN:
+        return own
+    lengths = {name: getattr(pooled, name) for name in ("stop_below", "max_chain_length", "larger_batches")}
+    scaling = asdict(own.scaling if source == OWN_SCALING else pooled.scaling)
+    return replace(own, **lengths, **scaling)
+
+
+def _numbers(thresholds: Thresholds) -> dict[str, Any]:
+    names = ("temperature", "offset", "stop_below", "max_chain_length")
+    batches = [asdict(rule) for rule in thresholds.larger_batches]
+    return {**{name: getattr(thresholds, name) for name in names}, "larger_batches": batches}
+
+
+def _kept(domain: str, by_domain: Mapping[str, Observations], now: Thresholds) -> DomainCalibration:
+    num = sum(len(observed.position) for name, observed in by_domain.items() if domain in (name, POOLED))
+    return DomainCalibration(now, {"source": KEPT, "reason": COLD_START, "num_observations": num})

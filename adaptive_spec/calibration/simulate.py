@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive_spec.calibration.baselines import Choice, by_floors, fixed, oracle, transformers_rule
-from adaptive_spec.calibration.calibrate import calibrate, pool
+from adaptive_spec.calibration.calibrate import calibrate
 from adaptive_spec.calibration.logistic import Verification, fit_estimator, plan_verification
 from adaptive_spec.calibration.outcomes import DomainOutcome, Measured, Simulation, TooSmall, measure, mixed, outcomes
 from adaptive_spec.calibration.threshold import MIN_REACHED, Replay
-from adaptive_spec.core import POOLED, StepCost, Thresholds
+from adaptive_spec.core import POOLED, Scaling, StepCost, Thresholds
 from adaptive_spec.drafting.policy import stopping_floors, threshold_floors
 from adaptive_spec.errors import NotEnoughDataError
-from adaptive_spec.records.observations import Observations
+from adaptive_spec.records.observations import Observations, pool
 from adaptive_spec.settings import CalibrationSettings
 
 OFF = "off"
@@ -79,9 +79,9 @@ def simulate(
         if reason := _too_small(late.get(domain)):
             small.append(TooSmall(domain, reason))
             continue
-        replays = [Replay.complete(late[domain], 1.0, longest, seed + number) for number in range(num_seeds)]
+        replays = [Replay.complete(late[domain], Scaling(), longest, seed + number) for number in range(num_seeds)]
         live = now.get(domain) or now.get(POOLED) or Thresholds()
-        policies = _policies(domain, live, learnt, cost, longest, replays[0])
+        policies = _policies(domain, live, learnt, cost, longest, replays[0], rows)
         measured[domain] = _measured(policies, replays, cost, rows, seed)
         judged[domain] = _domain_outcome(
             domain, late[domain], early.get(domain), replays, longest, measured[domain], seed
@@ -118,18 +118,13 @@ def split_by_request(
         is_early = part.request_index < first_late
         for found, mask in ((early, is_early), (late, ~is_early)):
             if mask.any():
-                found[domain] = _only(part, mask)
+                found[domain] = part.only(mask)
     return early, late
 
 
-def _only(part: Observations, mask: NDArray[np.bool_]) -> Observations:
-    columns = ("position", "confidence", "overlap", "accepted", "request_index", "explored")
-    return Observations(**{name: getattr(part, name)[mask] for name in columns})
-
-
 def _too_small(late: Observations | None) -> str | None:
-    num_steps = 0 if late is None else int((late.position == 0).sum())
-    num_requests = 0 if late is None else len(np.unique(late.request_index))
+    num_steps = 0 if late is None else late.num_steps
+    num_requests = 0 if late is None else late.num_requests
     if num_steps >= MIN_REACHED and num_requests >= MIN_REQUESTS:
         return None
     return f"{num_steps} steps of {num_requests} later requests"
@@ -138,7 +133,7 @@ def _too_small(late: Observations | None) -> str | None:
 def _learn(
     early: Mapping[str, Observations], cost: StepCost, settings: CalibrationSettings, longest: int, seed: int
 ) -> _Learnt:
-    fitted = calibrate(early, cost, settings, longest, {}, seed)
+    fitted = calibrate(early, {1: cost}, settings, longest, {}, seed)
     if fitted[POOLED].report["source"] == "kept":
         return _Learnt({}, None)
     thresholds = {domain: calibration.thresholds for domain, calibration in fitted.items()}
@@ -147,12 +142,12 @@ def _learn(
         estimator = fit_estimator(pooled)
     except NotEnoughDataError:
         return _Learnt(thresholds, None)
-    confidence = Replay.complete(pooled, 1.0, longest, seed).confidence
+    confidence = Replay.complete(pooled, Scaling(), longest, seed).confidence
     return _Learnt(thresholds, plan_verification(estimator, confidence, cost))
 
 
 def _policies(
-    domain: str, live: Thresholds, learnt: _Learnt, cost: StepCost, allowed: int, replay: Replay
+    domain: str, live: Thresholds, learnt: _Learnt, cost: StepCost, allowed: int, replay: Replay, rows: int
 ) -> dict[str, Policy | str]:
     """By name; a text says why a policy cannot be judged.
 
@@ -165,14 +160,14 @@ def _policies(
     for length in FIXED_LENGTHS:
         told = "chains so long are not on record" if length <= allowed else "longer than settings and cost allow"
         policies[f"fixed {length}"] = _fixed(length) if length <= longest else told
-    policies["live thresholds"] = _by_thresholds(live, allowed)
+    policies["live thresholds"] = _by_thresholds(live, allowed, rows)
     policies["live stopping"] = (
         _by_stopping(live, cost, allowed) if live.survival else "the release has no survival curve of this domain"
     )
     fresh, pooled = learnt.thresholds.get(domain) or learnt.thresholds.get(POOLED), learnt.thresholds.get(POOLED)
-    policies["fresh thresholds"] = _by_thresholds(fresh, allowed) if fresh else _NOT_FITTED
+    policies["fresh thresholds"] = _by_thresholds(fresh, allowed, rows) if fresh else _NOT_FITTED
     policies["fresh stopping"] = _by_stopping(fresh, cost, allowed) if fresh else _NOT_FITTED
-    policies["pooled thresholds"] = _by_thresholds(pooled, allowed) if pooled else _NOT_FITTED
+    policies["pooled thresholds"] = _by_thresholds(pooled, allowed, rows) if pooled else _NOT_FITTED
     policies["transformers"] = _transformers(allowed)
     plan = learnt.verification
     policies["logistic"] = (lambda replay: plan.choose(replay.confidence, cost)) if plan else _NOT_FITTED
@@ -183,14 +178,14 @@ def _fixed(length: int) -> Policy:
     return lambda replay: fixed(len(replay.accepted), length)
 
 
-def _by_thresholds(thresholds: Thresholds, allowed: int) -> Policy:
-    floors = threshold_floors(thresholds, allowed)
-    return lambda replay: by_floors(replay.confidence, thresholds.temperature, floors)
+def _by_thresholds(thresholds: Thresholds, allowed: int, rows: int) -> Policy:
+    floors = threshold_floors(thresholds.lengths_at(rows), allowed)
+    return lambda replay: by_floors(replay.confidence, thresholds.scaling, floors)
 
 
 def _by_stopping(thresholds: Thresholds, cost: StepCost, allowed: int) -> Policy:
     floors = stopping_floors(thresholds.survival, cost, allowed)
-    return lambda replay: by_floors(replay.confidence, thresholds.temperature, floors)
+    return lambda replay: by_floors(replay.confidence, thresholds.scaling, floors)
 
 
 def _transformers(allowed: int) -> Policy:
@@ -235,7 +230,7 @@ def _domain_outcome(
         traffic_share=0.0,
         num_requests=len(np.unique(replay.request_index)),
         num_steps=len(replay.accepted),
-        num_earlier_steps=0 if early is None else int((early.position == 0).sum()),
+        num_earlier_steps=0 if early is None else early.num_steps,
         num_explored_steps=replay.num_explored_steps,
         longest_chain=replay.max_chain_length,
         longest_allowed=allowed,

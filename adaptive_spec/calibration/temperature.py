@@ -1,9 +1,10 @@
-"""The per-domain temperature that makes draft confidence equal acceptance probability.
+"""The per-domain scaling that makes draft confidence equal acceptance probability.
 
-``fit_temperature`` is called by ``calibrate``; the decoder applies it per token with ``drafting.policy``.
-Guo et al. 2017 divide all logits by the temperature.  Records keep the top probability only, so the draft is treated
-as choosing between two outcomes, its top token and the rest: logit(confidence) is divided.  With more than two outcomes
-that differs from true temperature scaling, but fit and decoder use the same function, so the fit is what is applied.
+``fit_scaling`` is called by ``calibrate``; the decoder applies it per token with ``drafting.policy``.
+Guo et al. 2017 divide all logits by a temperature.  Records keep the top probability only, so the draft is treated as
+choosing between two outcomes, its top token and the rest: logit(confidence) is divided, and an offset is added (Platt
+1999).  Without the offset a confidence of one half would stay one half at every temperature, and a draft of a foreign
+domain, wrong nine times in ten at a confidence of .2, could not be corrected (docs/decisions/0010-offset.md).
 """
 
 from dataclasses import dataclass
@@ -12,10 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
+from adaptive_spec.core import Scaling
 from adaptive_spec.settings import CalibrationSettings
 
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.1, 10.0
 _MARGIN = 1e-6  # confidences are kept this far from 0 and 1, where the logit is infinite
+_CHANCES = 200
 
 FITTED = "fitted"
 BLENDED = "blended"
@@ -25,26 +28,45 @@ NEGATIVE_SLOPE = "negative_slope"
 
 
 @dataclass(frozen=True, slots=True)
-class TemperatureFit:
-    """A temperature and how it came about.
+class ScalingFit:
+    """A scaling and how it came about.
 
-    error_before, error_after: expected calibration error on the fitted observations at temperature 1 and at this one.
     reason: fitted | blended | cold_start | one_outcome | negative_slope; the last three fall back to the pooled
-    temperature, or to 1 where there is none.
+    scaling, or to the identity where there is none.
     """
 
-    temperature: float
+    scaling: Scaling
     num_observations: int
-    error_before: float
-    error_after: float
     reason: str
 
 
-def calibrated_confidences(confidence: NDArray[np.float64], temperature: float) -> NDArray[np.float64]:
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """One bar of a reliability diagram: means over the ``count`` observations whose confidence lies in it."""
+
+    confidence: float
+    acceptance: float
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationCheck:
+    """Expected calibration error of some observations under a scaling.
+
+    by_chance: what it would be, on average, if every confidence were right: so few observations show no less.
+    """
+
+    num_observations: int
+    error: float
+    by_chance: float
+    bins: tuple[Bin, ...]
+
+
+def calibrated_confidences(confidence: NDArray[np.float64], scaling: Scaling) -> NDArray[np.float64]:
     """Apply ``drafting.policy.calibrated_confidence`` to an array of any shape."""
-    if temperature == 1:
+    if scaling == Scaling():
         return confidence
-    return np.asarray(1 / (1 + np.exp(-_logit(confidence) / temperature)))
+    return np.asarray(1 / (1 + np.exp(-_logit(confidence) / scaling.temperature - scaling.offset)))
 
 
 def expected_calibration_error(confidence: NDArray[np.float64], accepted: NDArray[np.bool_], bins: int = 10) -> float:
@@ -55,55 +77,78 @@ def expected_calibration_error(confidence: NDArray[np.float64], accepted: NDArra
     """
     if not len(confidence):
         return 0.0
-    index = np.minimum((confidence * bins).astype(np.int64), bins - 1)
-    gap = np.bincount(index, weights=confidence - accepted.astype(np.float64), minlength=bins)
+    gap = np.bincount(_bin(confidence, bins), weights=confidence - accepted.astype(np.float64), minlength=bins)
     return float(np.abs(gap).sum() / len(confidence))
 
 
-def fit_temperature(
+def check_calibration(
+    confidence: NDArray[np.float64], accepted: NDArray[np.bool_], scaling: Scaling, bins: int = 10, seed: int = 0
+) -> CalibrationCheck:
+    """Say how far confidences are from acceptance, best asked of data that the scaling was not fitted to.
+
+    Args:
+        confidence: [observations], uncalibrated.  accepted: [observations].
+    """
+    calibrated = calibrated_confidences(np.asarray(confidence, np.float64), scaling)
+    accepted = np.asarray(accepted, np.bool_)
+    place, random = _bin(calibrated, bins), np.random.default_rng(seed)
+    chances = [
+        expected_calibration_error(calibrated, random.random(len(calibrated)) < calibrated, bins)
+        for _ in range(_CHANCES)
+    ]
+    found = tuple(
+        Bin(float(calibrated[inside].mean()), float(accepted[inside].mean()), int(inside.sum()))
+        for inside in (place == index for index in range(bins))
+        if inside.any()
+    )
+    error = expected_calibration_error(calibrated, accepted, bins)
+    return CalibrationCheck(len(calibrated), error, float(np.mean(chances)), found)
+
+
+def fit_scaling(
     confidence: NDArray[np.float64],
     accepted: NDArray[np.bool_],
-    pooled: float | None = None,
+    pooled: Scaling | None = None,
     settings: CalibrationSettings | None = None,
-) -> TemperatureFit:
-    """Fit P(accepted) = sigmoid(logit(confidence) / temperature) and blend it with the pooled temperature.
+) -> ScalingFit:
+    """Fit P(accepted) = sigmoid(logit(confidence) / temperature + offset) and blend it with the pooled scaling.
 
-    The blend is geometric, with weight n / (n + blend_observations) on the domain's own fit; there is none without
-    ``pooled``.
+    The blend has weight n / (n + blend_observations) on the domain's own fit, geometric in the temperature; there is
+    none without ``pooled``.
 
     Args:
         confidence, accepted: [observations], reached positions only.
-        pooled: the temperature over all domains, which a domain that cannot be fitted gets.
+        pooled: the scaling over all domains, which a domain that cannot be fitted gets.
     """
     settings = settings or CalibrationSettings()
     confidence, accepted = np.asarray(confidence, np.float64), np.asarray(accepted, np.bool_)
-    num = len(confidence)
-    before = expected_calibration_error(confidence, accepted)
-
-    def result(temperature: float, reason: str) -> TemperatureFit:
-        after = expected_calibration_error(calibrated_confidences(confidence, temperature), accepted)
-        return TemperatureFit(temperature, num, before, after, reason)
-
-    fallback = 1.0 if pooled is None else pooled
+    num, fallback = len(confidence), pooled or Scaling()
     if num < settings.min_observations:
-        return result(fallback, COLD_START)
+        return ScalingFit(fallback, num, COLD_START)
     if accepted.all() or not accepted.any():
-        return result(fallback, ONE_OUTCOME)
-    slope = _slope(confidence, accepted)
+        return ScalingFit(fallback, num, ONE_OUTCOME)
+    slope, offset = _slope_and_offset(confidence, accepted)
     if not slope > 0:
-        return result(fallback, NEGATIVE_SLOPE)
-    own = min(max(1 / slope, LOWEST_TEMPERATURE), HIGHEST_TEMPERATURE)
+        return ScalingFit(fallback, num, NEGATIVE_SLOPE)
+    temperature = min(max(1 / slope, LOWEST_TEMPERATURE), HIGHEST_TEMPERATURE)
     if pooled is None or not settings.blend_observations:
-        return result(own, FITTED)
+        return ScalingFit(Scaling(temperature, offset), num, FITTED)
     weight = num / (num + settings.blend_observations)
-    return result(float(own**weight * pooled ** (1 - weight)), BLENDED)
+    blended = Scaling(
+        float(temperature**weight * pooled.temperature ** (1 - weight)), weight * offset + (1 - weight) * pooled.offset
+    )
+    return ScalingFit(blended, num, BLENDED)
 
 
-def _slope(confidence: NDArray[np.float64], accepted: NDArray[np.bool_]) -> float:
+def _slope_and_offset(confidence: NDArray[np.float64], accepted: NDArray[np.bool_]) -> tuple[float, float]:
     # C = inf: no penalty.  CalibratedClassifierCV(method="temperature") on a 1-D decision_function is off by 2.
-    model = LogisticRegression(C=np.inf, fit_intercept=False, tol=1e-8, max_iter=1000)
+    model = LogisticRegression(C=np.inf, tol=1e-8, max_iter=1000)
     model.fit(_logit(confidence)[:, None], accepted)
-    return float(model.coef_[0, 0])
+    return float(model.coef_[0, 0]), float(model.intercept_[0])
+
+
+def _bin(confidence: NDArray[np.float64], bins: int) -> NDArray[np.int64]:
+    return np.minimum((confidence * bins).astype(np.int64), bins - 1)
 
 
 def _logit(confidence: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -3,7 +3,8 @@
 The recorded steps are replayed under every candidate policy.  The policy drafts one token, and another while the
 product of calibrated confidences is at least ``stop_below`` and the chain is shorter than ``max_chain_length``; a
 threshold policy is optimal (SpecDec++, arXiv 2405.19715).  Goodput is mean emitted tokens over mean cost, a ratio of
-means as in a renewal process; that steps would begin elsewhere in the text under another policy is ignored.
+means as in a renewal process; that steps would begin elsewhere in the text under another policy is ignored.  A step of
+several rows costs what its longest chain costs; its other rows are taken to be of the same domain.
 
 Records are censored twice, and ``Replay`` completes them:
 
@@ -16,7 +17,8 @@ says nothing about the verdict.  All steps are replayed; there is no inverse-pro
 record the thresholds that they ran under.
 """
 
-from collections.abc import Iterator
+import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive_spec.calibration.temperature import calibrated_confidences
-from adaptive_spec.core import StepCost, Thresholds
+from adaptive_spec.core import LengthRule, Scaling, StepCost, Thresholds
 from adaptive_spec.errors import NotEnoughDataError
 from adaptive_spec.records.observations import Observations
 
@@ -36,13 +38,14 @@ _BOOTSTRAPS = 400
 
 @dataclass(frozen=True, slots=True)
 class PolicyGoodput:
-    """What one policy would have done: means per step, and emitted tokens per second."""
+    """What one policy would have done: means per row and step, and emitted tokens per second of all rows."""
 
     stop_below: float
     max_chain_length: int
     emitted_tokens: float
     drafted_tokens: float
     goodput: float
+    rows: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,8 @@ class ThresholdReport:
     """How thresholds were chosen.
 
     low, high: 95 % bootstrap interval, over requests, of the chosen goodput.  curve: the best policy of each length.
+    grid: goodput of every longest chain, from 0, at every threshold of ``STOP_BELOW_GRID``.  larger_batches,
+    larger_baselines: the choice, and no speculation, in batches of more rows.
     """
 
     chosen: PolicyGoodput
@@ -57,13 +62,17 @@ class ThresholdReport:
     low: float
     high: float
     curve: tuple[PolicyGoodput, ...]
+    grid: tuple[tuple[float, ...], ...]
+    larger_batches: tuple[PolicyGoodput, ...]
+    larger_baselines: tuple[PolicyGoodput, ...]
     num_steps: int
     num_explored_steps: int
     cost_key: str
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON types."""
-        return asdict(self) | {"curve": [asdict(point) for point in self.curve]}
+        found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return found | {"stop_below_grid": list(STOP_BELOW_GRID)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +96,7 @@ class Replay:
     num_explored_steps: int
 
     @classmethod
-    def complete(cls, observations: Observations, temperature: float, max_chain_length: int, seed: int) -> "Replay":
+    def complete(cls, observations: Observations, scaling: Scaling, max_chain_length: int, seed: int) -> "Replay":
         """Build it from observations whose rows are ordered by step, then position; position 0 begins a step.
 
         Raises:
@@ -109,7 +118,7 @@ class Replay:
         kept = position < length
         confidence = np.zeros((len(reached), length))
         accepted = np.zeros((len(reached), length), np.bool_)
-        calibrated = calibrated_confidences(np.asarray(observations.confidence, np.float64), temperature)
+        calibrated = calibrated_confidences(np.asarray(observations.confidence, np.float64), scaling)
         confidence[step[kept], position[kept]] = calibrated[kept]
         accepted[step[kept], position[kept]] = np.asarray(observations.accepted, np.bool_)[kept]
         survival = _fill(confidence, accepted, reached, explored, np.random.default_rng(seed))
@@ -137,65 +146,96 @@ class Replay:
         goes_on = self.cumulative[:, : longest - 1] >= stop_below  # products never grow, so these lead
         return np.asarray(1 + goes_on.sum(axis=1), np.int64)
 
-    def goodput(self, cost: StepCost, stop_below: float, max_chain_length: int) -> PolicyGoodput:
-        """Predict one policy."""
+    def goodput(self, cost: StepCost, stop_below: float, max_chain_length: int, rows: int = 1) -> PolicyGoodput:
+        """Predict one policy.  cost: of a step of so many rows."""
         lengths = self.lengths(stop_below, max_chain_length)
-        emitted, seconds = self._emitted_and_seconds(cost, lengths)
-        goodput = float(emitted.sum() / seconds.sum())
-        return PolicyGoodput(stop_below, max_chain_length, float(emitted.mean()), float(lengths.mean()), goodput)
-
-    def interval(self, cost: StepCost, policy: PolicyGoodput, seed: int) -> tuple[float, float]:
-        """Return the 95 % bootstrap interval of a policy's goodput, whole requests drawn."""
-        lengths = self.lengths(policy.stop_below, policy.max_chain_length)
-        emitted, seconds = self._emitted_and_seconds(cost, lengths)
-        request = np.unique(self.request_index, return_inverse=True)[1]
-        by_request = np.stack([np.bincount(request, weights=emitted), np.bincount(request, weights=seconds)])
-        random = np.random.default_rng(seed)
-        num = by_request.shape[1]
-        draws = [by_request[:, random.integers(0, num, num)].sum(axis=1) for _ in range(_BOOTSTRAPS)]
-        low, high = np.quantile([emitted / seconds for emitted, seconds in draws], [0.025, 0.975])
-        return float(low), float(high)
-
-    def _emitted_and_seconds(
-        self, cost: StepCost, lengths: NDArray[np.int64]
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         emitted = 1.0 + np.minimum(lengths, self.num_acceptable)
-        return emitted, lengths * cost.draft_seconds + np.asarray(cost.verify_seconds)[lengths]
+        shorter = np.cumsum(np.bincount(lengths, minlength=len(cost.verify_seconds))) / len(lengths)
+        longest = np.diff(shorter**rows, prepend=0.0)  # P(the longest of so many chains has this length)
+        seconds = float(longest @ (np.arange(len(longest)) * cost.draft_seconds + np.asarray(cost.verify_seconds)))
+        goodput = rows * float(emitted.mean()) / seconds
+        return PolicyGoodput(stop_below, max_chain_length, float(emitted.mean()), float(lengths.mean()), goodput, rows)
+
+    def by_request(self, cost: StepCost, lengths: NDArray[np.int64]) -> NDArray[np.float64]:
+        """What chains of these lengths would have emitted, and the seconds, one row at a time.
+
+        lengths: [steps] -> [2, requests]
+        """
+        emitted = 1.0 + np.minimum(lengths, self.num_acceptable)
+        seconds = lengths * cost.draft_seconds + np.asarray(cost.verify_seconds)[lengths]
+        request = np.unique(self.request_index, return_inverse=True)[1]
+        return np.stack([np.bincount(request, weights=values) for values in (emitted, seconds)])
+
+
+def goodput_interval(*by_request: NDArray[np.float64], seed: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Return the bootstrap interval of a goodput, or of the ratio of two, whole requests drawn.
+
+    by_request: of the policy, and of what it is compared with, as ``Replay.by_request`` returns them.
+    """
+    num = by_request[0].shape[1]
+    drawn = np.random.default_rng(seed).integers(0, num, (_BOOTSTRAPS, num))
+    goodput, *others = (part[0, drawn].sum(axis=1) / part[1, drawn].sum(axis=1) for part in by_request)
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(goodput / others[0] if others else goodput, [tail, 1 - tail])
+    return float(low), float(high)
 
 
 def choose_threshold(
-    observations: Observations, temperature: float, cost: StepCost, max_chain_length: int, seed: int
+    observations: Observations, scaling: Scaling, costs: Mapping[int, StepCost], max_chain_length: int, seed: int
 ) -> tuple[Thresholds, ThresholdReport]:
     """Return the thresholds with the largest predicted goodput; ties go to shorter chains, then lower thresholds.
 
     Args:
+        costs: of a step, by its rows; one row is among them.
         max_chain_length: the decoder's limit; the cost's lengths and what was reached limit it further.
 
     Raises:
         NotEnoughDataError: fewer than ``MIN_REACHED`` steps were observed.
     """
-    replay = Replay.complete(observations, temperature, min(max_chain_length, len(cost.verify_seconds) - 1), seed)
-    curve = tuple(_best_per_length(replay, cost))
+    cost = costs[1]
+    replay = Replay.complete(observations, scaling, min(max_chain_length, len(cost.verify_seconds) - 1), seed)
+    table = _table(replay, cost)
+    curve = tuple(max(points, key=lambda point: point.goodput) for points in table)
     chosen = max(curve, key=lambda point: point.goodput)
-    low, high = replay.interval(cost, chosen, seed)
+    lengths = replay.lengths(chosen.stop_below, chosen.max_chain_length)
+    low, high = goodput_interval(replay.by_request(cost, lengths), seed=seed)
+    larger = {rows: _table(replay, costs[rows], rows) for rows in sorted(costs) if rows > 1}
+    batches = tuple(max((p for points in t for p in points), key=lambda p: p.goodput) for t in larger.values())
     thresholds = Thresholds(
-        temperature=temperature,
+        temperature=scaling.temperature,
+        offset=scaling.offset,
         stop_below=chosen.stop_below,
         max_chain_length=chosen.max_chain_length,
         survival=replay.survival,
         num_observations=len(observations.position),
+        larger_batches=tuple(map(_rule, batches)),
     )
-    num_steps = len(replay.num_acceptable)
-    return thresholds, ThresholdReport(
-        chosen, curve[0], low, high, curve, num_steps, replay.num_explored_steps, cost.key
+    report = ThresholdReport(
+        chosen=chosen,
+        baseline=curve[0],
+        low=low,
+        high=high,
+        curve=curve,
+        grid=tuple(tuple(point.goodput for point in points) for points in table),
+        larger_batches=batches,
+        larger_baselines=tuple(points[0][0] for points in larger.values()),
+        num_steps=len(replay.num_acceptable),
+        num_explored_steps=replay.num_explored_steps,
+        cost_key=cost.key,
     )
+    return thresholds, report
 
 
-def _best_per_length(replay: Replay, cost: StepCost) -> Iterator[PolicyGoodput]:
-    yield replay.goodput(cost, 0.0, 0)
-    for length in range(1, replay.max_chain_length + 1):
-        grid = STOP_BELOW_GRID if length > 1 else (0.0,)  # one token is drafted before anything is compared
-        yield max((replay.goodput(cost, stop, length) for stop in grid), key=lambda point: point.goodput)
+def _table(replay: Replay, cost: StepCost, rows: int = 1) -> list[list[PolicyGoodput]]:
+    """Every policy, by longest chain, from 0; where at most one token is drafted thresholds change nothing."""
+    return [
+        [replay.goodput(cost, stop, length, rows) for stop in (STOP_BELOW_GRID if length > 1 else (0.0,))]
+        for length in range(replay.max_chain_length + 1)
+    ]
+
+
+def _rule(policy: PolicyGoodput) -> LengthRule:
+    return LengthRule(policy.rows, policy.stop_below, policy.max_chain_length)
 
 
 def _fill(

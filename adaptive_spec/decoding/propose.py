@@ -159,7 +159,7 @@ class Proposer:
     ) -> None:
         """Put a release's drafts live, and forget what the old ones computed and how they fared."""
         self.weights.merge(deltas, own, vocabulary)
-        self.memories.draft_changed()
+        self.memories.draft_changed(release)
         self.prefixes.forget()
         self.release = release
 
@@ -176,7 +176,7 @@ class Proposer:
             chosen = slot.request.params.chain_length is None
             explores = chosen and (everyone or (by_model and self._must_learn(slot.request.domain, cost)))
             free = chosen and not explores
-            floors = self._floors(slot, room, cost) if free else fixed_floors(room)
+            floors = self._floors(slot, room, cost, len(slots)) if free else fixed_floors(room)
             plan.floors.append(floors if by_model else ())
             plan.explored.append(explores)
             plan.fair.append(by_model and not free)
@@ -203,12 +203,12 @@ class Proposer:
             for match, counts in zip(matches, free, strict=True)
         ]
 
-    def _floors(self, slot: Slot, room: int, cost: StepCost | None) -> tuple[float, ...]:
+    def _floors(self, slot: Slot, room: int, cost: StepCost | None, rows: int) -> tuple[float, ...]:
         survival = self._survival(slot.request.domain)
         if self.settings.policy == "stopping" and cost and survival:
             floors = stopping_floors(survival, cost, room)
         else:
-            floors = threshold_floors(self.release.for_domain(slot.request.domain), room)
+            floors = threshold_floors(self.release.for_domain(slot.request.domain).lengths_at(rows), room)
         return floors if floors and floors[0] <= 1 else ()  # every chain begins at reach 1
 
     def _explore_share(self, cost: StepCost | None) -> float:
@@ -234,7 +234,8 @@ class Proposer:
 
     def _own_survival(self, domain: str) -> tuple[float, ...]:
         """The domain's survival curve: as counted here, else as the release was calibrated; empty: not known."""
-        return self.memories[domain].survival.curve() or self.release.for_domain(domain).survival
+        told = self.release.for_domain(domain).survival
+        return self.memories[domain].survival.curve(told) or told
 
     def _survival(self, domain: str) -> tuple[float, ...]:
         """The same, or that of all domains."""
@@ -275,7 +276,11 @@ class Proposer:
         """Let the draft model propose, token by token, for the rows that have floors."""
         device, width = self._device, chains.ids.shape[1]
         above = on_device([[*row, *[NEVER] * (width - len(row))] for row in floors], device)
-        temperature = on_device([self.release.for_domain(slot.request.domain).temperature for slot in slots], device)
+        chosen = [self.release.for_domain(slot.request.domain) for slot in slots]
+        scaling = on_device([[each.temperature, each.offset] for each in chosen], device)
+        heat = None  # what logits are divided by before tokens are drawn; None: by nothing
+        if sampling is not None and any(each.sampling_temperature != 1 for each in chosen):
+            heat = on_device([each.sampling_temperature for each in chosen], device)
         reach = torch.ones(len(slots), device=device)
         going = on_device([bool(row) for row in floors], device)
         rows = [row for row, values in enumerate(floors) if values]
@@ -286,12 +291,15 @@ class Proposer:
                 if not rows:
                     return
             at = on_device(rows, device)
-            tokens, tops = self._next([slots[row] for row in rows], rows, chains, position, sampling, temperature[at])
+            heat_of_rows = None if heat is None else heat[at]
+            tokens, tops = self._next(
+                [slots[row] for row in rows], rows, chains, position, sampling, scaling[at, 0], heat_of_rows
+            )
             counts = going[at]
             chains.ids[at, position] = tokens
             chains.confidences[at, position] = tops
             chains.lengths[at] += counts
-            reach[at] *= calibrated_confidence(tops, temperature[at])
+            reach[at] *= calibrated_confidence(tops, scaling[at, 0], scaling[at, 1])
 
     def _next(
         self,
@@ -301,6 +309,7 @@ class Proposer:
         position: int,
         sampling: Sampling | None,
         temperature: Tensor,
+        heat: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """The next token of some rows and the draft's top probability; what it was drawn from goes into the chains."""
         trimmed, ids = self.weights.trimmed, chains.ids
@@ -315,7 +324,10 @@ class Proposer:
             logits = everywhere.index_copy(1, trimmed.token_ids, logits)
         at = on_device(rows, self._device)
         logits = penalised(slots, logits[:, None], ids[at, :position], position)
-        probs = None if sampling is None else processed_probs(logits, sampling.processing.rows(at))[:, 0]
+        probs = None
+        if sampling is not None:
+            heated = logits if heat is None else logits / heat[:, None, None]
+            probs = processed_probs(heated, sampling.processing.rows(at))[:, 0]
         if chains.log_probs is not None:
             compared = (logits[:, 0].float() / temperature[:, None]).log_softmax(-1)
             if sampling is not None and probs is not None:

@@ -126,7 +126,7 @@ class AcceptanceByMatch:
         """Count the outcome of one chain."""
         self.accepted[match_length] += num_accepted
         self.reached[match_length] += num_reached
-        if self.reached[match_length] >= _MEMORY:
+        while self.reached[match_length] >= _MEMORY:
             self.accepted[match_length] /= 2
             self.reached[match_length] /= 2
 

@@ -17,19 +17,20 @@ from operator import mul
 import torch
 from torch import Tensor
 
-from adaptive_spec.core import StepCost, Thresholds
+from adaptive_spec.core import LengthRule, StepCost
 
 _EDGE = 1e-6
 NEVER = math.inf
 
 
-def calibrated_confidence(confidence: Tensor, temperature: Tensor) -> Tensor:
-    """Probability of acceptance read off the draft's top probability: sigmoid(logit(confidence) / temperature).
+def calibrated_confidence(confidence: Tensor, temperature: Tensor, offset: Tensor) -> Tensor:
+    """Probability of acceptance read off the draft's top probability, as ``core.Scaling`` says.
 
-    confidence, temperature: [rows] -> [rows]
+    confidence, temperature, offset: [rows] -> [rows]
     """
     clipped = confidence.clamp(_EDGE, 1 - _EDGE)
-    return torch.where(temperature == 1, confidence, (clipped.logit() / temperature).sigmoid())
+    untouched = (temperature == 1) & (offset == 0)
+    return torch.where(untouched, confidence, (clipped.logit() / temperature + offset).sigmoid())
 
 
 def fixed_floors(length: int) -> tuple[float, ...]:
@@ -37,10 +38,10 @@ def fixed_floors(length: int) -> tuple[float, ...]:
     return (0.0,) * length
 
 
-def threshold_floors(thresholds: Thresholds, longest: int) -> tuple[float, ...]:
+def threshold_floors(rule: LengthRule, longest: int) -> tuple[float, ...]:
     """At least one token, then on while the reach is at least the threshold (SpecDec++, arXiv 2405.19715)."""
-    length = min(thresholds.max_chain_length, longest)
-    return tuple(0.0 if index == 0 else thresholds.stop_below for index in range(length))
+    length = min(rule.max_chain_length, longest)
+    return tuple(0.0 if index == 0 else rule.stop_below for index in range(length))
 
 
 @lru_cache(maxsize=4096)  # asked for every row of every step, answered anew when counts or rows change

@@ -4,6 +4,8 @@ Counted on steps whose length was fixed beforehand, by the request or by explori
 before it went on, positions reached are no fair sample.
 """
 
+from collections.abc import Sequence
+
 _ENOUGH = 16  # chains; with fewer nothing is known
 _MEMORY = 512  # chains; then all counts are halved, so that what is counted follows the traffic
 
@@ -27,14 +29,20 @@ class SurvivalCounter:
             self._reached = [count / 2 for count in self._reached]
             self._accepted = [count / 2 for count in self._accepted]
 
-    def curve(self) -> tuple[float, ...]:
+    def curve(self, belief: Sequence[float] = ()) -> tuple[float, ...]:
         """Return the survival of each position; those that hardly any chain reached live as the one before.
 
         Empty while nothing is known.
+
+        Args:
+            belief: what was thought before counting; it weighs as much as ``_ENOUGH`` chains.
         """
         if not self._reached or self._reached[0] < _ENOUGH:
             return ()
         curve: list[float] = []
-        for reached, accepted in zip(self._reached, self._accepted, strict=True):
-            curve.append(accepted / reached if reached >= _ENOUGH // 2 else curve[-1])
+        for place, (reached, accepted) in enumerate(zip(self._reached, self._accepted, strict=True)):
+            if place < len(belief):
+                curve.append((accepted + _ENOUGH * belief[place]) / (reached + _ENOUGH))
+            else:
+                curve.append(accepted / reached if reached >= _ENOUGH // 2 else curve[-1])
         return tuple(curve)

@@ -24,13 +24,15 @@ class JudgedTrace:
     """What a draft says of one trace, per judged token.
 
     agrees: its most probable token is the target's.  overlap: sum of min(target, draft).  confidence: its largest
-    probability.  All [tokens].
+    probability.  All [tokens].  overlap_at: the same overlap on the target's top tokens alone, with the draft's logits
+    divided by each of the temperatures that were asked for: [tokens, temperatures].
     """
 
     trace: Trace
     agrees: list[bool]
     overlap: Tensor
     confidence: list[float]
+    overlap_at: Tensor
 
 
 def score(
@@ -77,15 +79,19 @@ def judge(
     traces: Sequence[Trace],
     batch_tokens: int = 2048,
     vocabulary: Sequence[int] | None = None,
+    heats: Sequence[float] = (),
 ) -> list[JudgedTrace]:
-    """Run the draft over every trace with a completion, in the order given.  Arguments as of ``score``."""
+    """Run the draft over every trace with a completion, in the order given.  Arguments as of ``score``.
+
+    heats: temperatures at which ``overlap_at`` is wanted.
+    """
     if isinstance(draft, PeftModel):
         draft = draft.get_base_model()
     training = draft.training
     draft.eval()
     groups = plan(traces, batch_tokens)
     silenced = _silenced(draft, vocabulary)
-    judged = {id(row.trace): row for group in groups for row in _judge(draft, group, silenced)}
+    judged = {id(row.trace): row for group in groups for row in _judge(draft, group, silenced, heats)}
     draft.train(training)
     return [judged[id(trace)] for trace in traces if id(trace) in judged]
 
@@ -120,11 +126,13 @@ def _silenced(draft: PreTrainedModel, vocabulary: Sequence[int] | None) -> Tenso
 
 
 @torch.inference_mode()
-def _judge(draft: PreTrainedModel, group: Sequence[Trace], silenced: Tensor | None) -> list[JudgedTrace]:
+def _judge(
+    draft: PreTrainedModel, group: Sequence[Trace], silenced: Tensor | None, heats: Sequence[float]
+) -> list[JudgedTrace]:
     batch = make_batch(group, draft.device)
     hidden = judged_hidden(draft, batch)
     argmax = batch.target_argmax
-    agrees, shared, sure = [], [], []
+    agrees, shared, sure, heated = [], [], [], []
     for start in range(0, len(hidden), HEAD_ROWS):
         part = slice(start, start + HEAD_ROWS)
         logits = head_logits(draft, hidden[part])
@@ -133,8 +141,15 @@ def _judge(draft: PreTrainedModel, group: Sequence[Trace], silenced: Tensor | No
         agrees.append(logits.argmax(-1) == argmax[part])
         shared.append(overlap(batch.target_log_probs[part], bucketed_log_probs(logits, batch.top_ids[part])))
         sure.append((logits.amax(-1).float() - logits.float().logsumexp(-1)).exp())
-    columns = (torch.cat(column).cpu().split(batch.lengths) for column in (agrees, shared, sure))
+        at = [_top_overlap(logits / heat, batch.top_ids[part], batch.target_log_probs[part]) for heat in heats]
+        heated.append(torch.stack(at, -1) if at else logits.new_zeros(len(logits), 0))
+    columns = (torch.cat(column).cpu().split(batch.lengths) for column in (agrees, shared, sure, heated))
     return [
-        JudgedTrace(trace, same.tolist(), both, top.tolist())
-        for trace, same, both, top in zip(group, *columns, strict=True)
+        JudgedTrace(trace, same.tolist(), both, top.tolist(), at)
+        for trace, same, both, top, at in zip(group, *columns, strict=True)
     ]
+
+
+def _top_overlap(logits: Tensor, token_ids: Tensor, target_log_probs: Tensor) -> Tensor:
+    """The overlap without the tail, which as one bucket would reward a draft for being vague.  [tokens]"""
+    return overlap(target_log_probs[:, :-1], bucketed_log_probs(logits, token_ids)[:, :-1])

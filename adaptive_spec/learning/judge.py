@@ -5,7 +5,7 @@ exactly the positions that serving would have reached, so its outcomes are condi
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from adaptive_spec.learning.evaluate import JudgedTrace, TraceScore, replay
+from adaptive_spec.learning.heat import HeatFit
 from adaptive_spec.records.observations import Observations
 
 JUDGEMENT_NAME = "judgement.json"
@@ -20,11 +21,15 @@ JUDGEMENT_NAME = "judgement.json"
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The live release and the candidate on the same held-out traces, and what the candidate would show."""
+    """The live release and the candidate on the same held-out traces, and what the candidate would show.
+
+    heats: the candidate's sampling temperatures, by domain and pooled.
+    """
 
     before: list[TraceScore]
     after: list[TraceScore]
     observations: dict[str, Observations]
+    heats: Mapping[str, HeatFit]
 
 
 def replay_observations(judged: Sequence[JudgedTrace], chain_length: int) -> dict[str, Observations]:
@@ -47,6 +52,7 @@ def write_judgement(judgement: Judgement, folder: Path) -> None:
             domain: {name: values.tolist() for name, values in asdict(observed).items()}
             for domain, observed in judgement.observations.items()
         },
+        "heats": {domain: asdict(fit) for domain, fit in judgement.heats.items()},
     }
     (folder / JUDGEMENT_NAME).write_text(json.dumps(described), encoding="utf-8")
 
@@ -64,6 +70,7 @@ def read_judgement(folder: Path) -> Judgement:
             )
             for domain, columns in described["observations"].items()
         },
+        {domain: HeatFit(**fit) for domain, fit in described["heats"].items()},
     )
 
 

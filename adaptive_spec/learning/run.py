@@ -24,6 +24,7 @@ from adaptive_spec.core import Trace
 from adaptive_spec.errors import NotEnoughDataError, RunError
 from adaptive_spec.learning.distil import distil
 from adaptive_spec.learning.evaluate import judge, score, score_of
+from adaptive_spec.learning.heat import HEATS, choose_heats
 from adaptive_spec.learning.judge import Judgement, replay_observations, write_judgement
 from adaptive_spec.learning.vocabulary import choose_vocabulary
 from adaptive_spec.models.loading import load_pair
@@ -95,9 +96,9 @@ def train(database: Database, settings: Settings, run_id: int, out: Path) -> Non
     model.save_pretrained(str(out / ADAPTER_NAME), safe_serialization=True, save_embedding_layers=False)
     tell({"phase": "judge"}, now=True)
     vocabulary = choose_vocabulary(traces, settings.learning.vocabulary_tokens, draft.config.vocab_size)
-    judged = judge(model, held_out, vocabulary=vocabulary)
+    judged = judge(model, held_out, vocabulary=vocabulary, heats=HEATS)
     seen = replay_observations(judged, settings.decoder.max_chain_length)
-    write_judgement(Judgement(before, [score_of(row) for row in judged], seen), out)
+    write_judgement(Judgement(before, [score_of(row) for row in judged], seen, choose_heats(judged)), out)
     described = {
         "distil": report.to_dict(),
         "vocabulary": vocabulary,

@@ -39,7 +39,7 @@ _READABLE = {  # format -> what its release.json holds
         "provenance",
         "vocabulary",
         "domain_adapters",
-    },  # and numbers by position, batch, match
+    },  # and an offset, numbers by batch and match
 }
 MAX_CHAIN_LENGTH = 64
 _MANIFEST, _DESCRIPTION, _ADAPTER = "manifest.json", "release.json", "adapter"
@@ -224,7 +224,7 @@ def _checked(domain: str, values: Thresholds) -> Thresholds:
         "survival": all(_is_number(share) and 0 <= share <= 1 for share in values.survival),
         "num_observations": _is_count(values.num_observations),
         "rule": values.rule is None or _is_rule(values.rule),
-        "position_temperatures": all(map(_is_temperature, values.position_temperatures)),
+        "offset": _is_number(values.offset) and abs(values.offset) <= 100,
         "sampling_temperature": _is_temperature(values.sampling_temperature),
         "larger_batches": _ascend(1, [entry.rows for entry in values.larger_batches])
         and all(map(_is_length_rule, values.larger_batches)),
