@@ -279,15 +279,12 @@ def simulate(
     json_: Json = False,
 ) -> None:
     """What other length policies would have made of the recorded traffic."""
-    from adaptive_spec.bench.compare_chart import check_chart
     from adaptive_spec.bench.simulate_chart import draw_simulation
     from adaptive_spec.bench.simulate_records import simulate_records
     from adaptive_spec.bench.simulate_report import print_report
     from adaptive_spec.settings import load_settings
 
-    _require_folders(chart)
-    if chart is not None:
-        check_chart(chart)
+    _check_chart(chart)
     settings = load_settings()
 
     def run(database: "Database") -> "RecordedSimulation":
@@ -355,11 +352,36 @@ def retrain(
 
 
 @app.command()
-def calibrate(domain: Domain = None, url: Url = None, token: Token = "", json_: Json = False) -> None:
-    """Refit temperatures and thresholds from the records now."""
+def calibrate(
+    domain: Domain = None,
+    chart: Annotated[Path | None, typer.Option(help="PNG or SVG file for the curves behind it.")] = None,
+    url: Url = None,
+    token: Token = "",
+    json_: Json = False,
+) -> None:
+    """Refit scalings and thresholds from the records now, and say what changed and why."""
+    _check_chart(chart)
     found = Client(url or DEFAULT_URL, token, timeout_seconds=600).post("/api/calibrate", {"domain": domain})
-    rows = [row | row.get("thresholds", {}) for row in found["calibrations"]]
-    _show(found, rows, ("domain", "temperature", "stop_below", "max_chain_length", "num_observations"), json_)
+    _show_calibrations(found, chart, json_)
+
+
+@app.command()
+def calibrations(
+    domain: Domain = None,
+    limit: Limit = 20,
+    chart: Annotated[Path | None, typer.Option(help="PNG or SVG file for the curves of each domain's latest.")] = None,
+    url: Url = None,
+    json_: Json = False,
+) -> None:
+    """What earlier calibrations changed, and why."""
+
+    def direct(database: "Database") -> dict[str, Any]:
+        from adaptive_spec.serving import views
+
+        return views.calibrations(database, domain=domain, limit=limit)
+
+    _check_chart(chart)
+    _show_calibrations(_ask(url, "/api/calibrations", {"domain": domain, "limit": limit}, direct), chart, json_)
 
 
 @app.command()
@@ -733,6 +755,24 @@ def _require_folders(*files: Path | None) -> None:
     for file in files:
         if file is not None and not file.absolute().parent.is_dir():
             raise typer.BadParameter(f"the folder of {file} does not exist")
+
+
+def _check_chart(chart: Path | None) -> None:
+    """Refuse before the work what could not be drawn after it."""
+    if chart is not None:
+        from adaptive_spec.bench.compare_chart import check_chart
+
+        _require_folders(chart)
+        check_chart(chart)
+
+
+def _show_calibrations(found: dict[str, Any], chart: Path | None, as_json: bool) -> None:
+    from adaptive_spec.bench.calibration_chart import draw_calibrations
+    from adaptive_spec.serving.calibrations import row
+
+    if chart is not None:
+        draw_calibrations(found["calibrations"], chart)
+    _show(found, [row(entry) for entry in found["calibrations"]], None, as_json)
 
 
 def _write_records(records: list[dict[str, Any]], file: Path | None) -> None:

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -154,7 +155,7 @@ class Service:
             domain: only this one.
             after_step: of this domain, only steps recorded after the one with this id.
 
-        Returns one report per domain.
+        Returns per domain what ``GET /api/calibrations`` keeps: domain, release, thresholds and report.
         """
         self.writer.flush(10.0)
         self._keep_cost()
@@ -162,14 +163,7 @@ class Service:
             calibrations, version = self.pipeline.calibrate_live(self.engine.release, domain, after_step)
         self._follow_live()
         return [
-            {
-                "domain": name,
-                "release": version,
-                "temperature": c.thresholds.temperature,
-                "stop_below": c.thresholds.stop_below,
-                "max_chain_length": c.thresholds.max_chain_length,
-                **c.report,
-            }
+            {"domain": name, "release": version, "thresholds": asdict(c.thresholds), "report": c.report}
             for name, c in calibrations.items()
         ]
 
@@ -242,9 +236,9 @@ class Service:
     def _calibrate_after(self, domain: str, after_step: int) -> str:
         if self._training.locked():
             raise self._busy()
-        for report in self.calibrate(domain, after_step):
-            source, number = report["source"], report.get("num_observations")
-            return f"thresholds are {source}, from {number} observations after the change: release {report['release']}"
+        for found in self.calibrate(domain, after_step):
+            source, number = found["report"]["source"], found["report"]["num_observations"]
+            return f"thresholds are {source}, from {number} observations after the change: release {found['release']}"
         return "nothing to fit"
 
     def _retrain_after(self) -> str:

@@ -166,6 +166,7 @@ class Calibrator:
             "num_by_position": np.bincount(observed.position).tolist(),
             "old": _numbers(now),
             "new": _numbers(thresholds),
+            "survival": list(thresholds.survival),
             "threshold": learnt.report.to_dict(),
             "goodput_now": replay.goodput(self._costs[1], now.stop_below, now.max_chain_length).goodput,
             "later": later,

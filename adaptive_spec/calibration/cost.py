@@ -21,8 +21,8 @@ _SOME_LENGTHS = (0, 1, 3)  # of chains, timed in batches
 _CLIP = 3.0  # samples further than this many median absolute deviations from the median are dropped
 _CONTEXT_STEP = 128  # tokens; contexts that differ by less are priced alike
 _LATELY = 64  # newest samples of a cell that count
-_ENOUGH = 16  # of them, to believe a cell; as many of all cells together, to believe the whole
-_REFRESH_STEPS = 128
+_ENOUGH = 8  # of them, to believe a cell; as many of all cells together, to believe the whole
+_REFRESH_STEPS = 32
 
 
 class CostModel:

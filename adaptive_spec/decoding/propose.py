@@ -166,7 +166,8 @@ class Proposer:
     def _plan(self, slots: list[Slot]) -> _Plan:
         cost = self.cost.at(len(slots), max(slot.target_length for slot in slots)) if self.cost else None
         everyone = self._random.random() < self._explore_share(cost)
-        rooms = [self._room(slot) for slot in slots]
+        nobody = not everyone and self._random.random() < self.settings.explore_share  # a plain step, for its cost
+        rooms = [self._room(slot, nobody) for slot in slots]
         matches = [self._match(slot, room) for slot, room in zip(slots, rooms, strict=True)]
         if not everyone:
             matches = self._worth_verifying(slots, matches, cost)
@@ -182,9 +183,11 @@ class Proposer:
             plan.fair.append(by_model and not free)
         return plan
 
-    def _room(self, slot: Slot) -> int:
-        """The most tokens that a row may be proposed."""
+    def _room(self, slot: Slot, nobody: bool) -> int:
+        """The most tokens that a row may be proposed; none in a step of which nobody is, unless its length is fixed."""
         fixed = slot.request.params.chain_length
+        if nobody and fixed is None:
+            return 0
         return max(0, min(self.settings.max_chain_length if fixed is None else fixed, slot.tokens_left - 1))
 
     def _worth_verifying(self, slots: list[Slot], matches: list[Match], cost: StepCost | None) -> list[Match]:

@@ -117,6 +117,10 @@ def _reads(service: Service) -> APIRouter:
     def drift() -> dict[str, Any]:
         return views.drift(service.database, service.drift_states)
 
+    @router.get("/calibrations")
+    def calibrations(domain: str | None = None, limit: Limit = 20) -> dict[str, Any]:
+        return views.calibrations(service.database, domain=domain, limit=limit)
+
     @router.get("/divergence")
     def divergence() -> dict[str, Any]:
         return views.divergence(service.engine.budgets)

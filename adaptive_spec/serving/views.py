@@ -14,6 +14,7 @@ from adaptive_spec.calibration.watch import StreamState
 from adaptive_spec.core import Release
 from adaptive_spec.decoding.budget import Budget
 from adaptive_spec.errors import RunError
+from adaptive_spec.records import calibrations as calibration_records
 from adaptive_spec.records import domains as domain_records
 from adaptive_spec.records import events as event_records
 from adaptive_spec.records import releases as release_records
@@ -122,6 +123,11 @@ def divergence(budgets: Mapping[str, Budget]) -> dict[str, Any]:
             for domain, budget in sorted(dict(budgets).items())
         ]
     }
+
+
+def calibrations(database: Database, *, domain: str | None = None, limit: int = 20) -> dict[str, Any]:
+    """The latest calibrations: the thresholds they gave, and the data that explains them."""
+    return {"calibrations": plain(calibration_records.list_calibrations(database, domain, limit))}
 
 
 def thresholds(release: Release) -> dict[str, Any]:

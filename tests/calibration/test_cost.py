@@ -134,9 +134,9 @@ def test_costs_follow_what_steps_take() -> None:
 
 def test_too_little_is_not_believed() -> None:
     keeper = CostKeeper(flat())
-    for _ in range(10):
+    for _ in range(7):
         keeper.add(1, 1, 100, 0.05, 0.9)
-    for _ in range(118):
+    for _ in range(121):
         keeper.add(1, 0, 100, None, 0.1)
     assert keeper.model.at(1).draft_seconds == pytest.approx(0.01)
     assert keeper.model.at(1).verify_seconds[1] == pytest.approx(0.11)

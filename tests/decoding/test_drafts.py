@@ -113,7 +113,7 @@ def test_a_trimmed_vocabulary_changes_no_token(engine: Engine, heard: Heard, pai
 def test_sampling_with_trimmed_vocabulary_and_optimal_stopping_has_the_targets_distribution(
     pair: ModelPair, static: bool
 ) -> None:
-    """Half of the tokens the target likes cannot be drafted; the survival curve makes the floors bite."""
+    """Half of the tokens the target likes cannot be drafted, floors bite, and the draft is sharper than trained."""
     from adaptive_spec.calibration.cost import CostModel
     from adaptive_spec.core import StepCost
 
@@ -123,7 +123,8 @@ def test_sampling_with_trimmed_vocabulary_and_optimal_stopping_has_the_targets_d
     )
     engine = Engine(pair, settings, heard.listeners)
     engine.start()
-    release = Release(1, {"*": Thresholds(survival=(0.7, 0.6, 0.5))})
+    thresholds = Thresholds(survival=(0.7, 0.6, 0.5), temperature=1.2, offset=-0.1, sampling_temperature=0.6)
+    release = Release(1, {"*": thresholds})
     engine.swap(release, {}, None, list(range(0, 258, 2))).result()
     engine.decoder.price(CostModel({1: StepCost(0.12, (1.0, 1.0, 1.0, 1.0), "cheap")}))
     prompt, runs = (10, 20, 30), 1500

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptive_spec.drafting.memory import DomainMemory
+from adaptive_spec.core import MatchAcceptance, Release, Thresholds
+from adaptive_spec.drafting.memory import DomainMemory, Memories
 from adaptive_spec.drafting.ngram import NOTHING, AcceptanceByMatch, Match, OutputStore, SuffixIndex
 from adaptive_spec.settings import DecoderSettings
 
@@ -62,7 +63,7 @@ def test_an_output_pushed_out_is_not_found() -> None:
 
 
 def test_the_longer_match_wins_and_the_request_wins_a_tie() -> None:
-    memory = DomainMemory(DecoderSettings(ngram_min_match=2, ngram_max_match=4, ngram_store_tokens=100))
+    memory = DomainMemory(DecoderSettings(ngram_min_match=2, ngram_max_match=4, ngram_store_tokens=100), Thresholds())
     memory.store.add([1, 2, 3, 50, 51])
     own = SuffixIndex(2, 4)
     own.extend([2, 3, 60, 61, 1, 2, 3])
@@ -88,3 +89,15 @@ def test_acceptance_follows_the_traffic() -> None:
     for _ in range(300):
         acceptance.add(3, 0, 1)
     assert acceptance.rate(3) < 0.6  # counted for ever it would still be above 0.9
+
+
+def test_domains_begin_with_what_the_release_tells_of_matches() -> None:
+    memories = Memories(DecoderSettings())
+    known = Thresholds(ngram_acceptance=(MatchAcceptance(2, 10, 100), MatchAcceptance(4, 9_000, 10_000)))
+    memories.draft_changed(Release(1, {"code": known}))
+    code, other = memories["code"].acceptance, memories["other"].acceptance
+    assert code.rate(2) < 0.2 < 0.85 < code.rate(4)
+    assert other.rate(2) == other.rate(4)
+    for _ in range(300):
+        code.add(4, 0, 4)
+    assert code.rate(4) < 0.3  # what is on record does not weigh more than a memory holds

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptive_spec.core import StepCost, Thresholds
+from adaptive_spec.core import LengthRule, StepCost, Thresholds
 from adaptive_spec.drafting.policy import best_length, stopping_floors, threshold_floors
 from adaptive_spec.drafting.survival import SurvivalCounter
 
@@ -16,8 +16,13 @@ CHEAP = StepCost(0.1, (1.0, 1.0, 1.0, 1.0, 1.0), "draft a tenth of a step, verif
 
 
 def test_thresholds_draw_one_token_before_they_compare() -> None:
-    assert threshold_floors(Thresholds(stop_below=0.3, max_chain_length=3), 8) == (0.0, 0.3, 0.3)
-    assert threshold_floors(Thresholds(max_chain_length=0), 8) == ()
+    thresholds = Thresholds(
+        stop_below=0.3, max_chain_length=3, larger_batches=(LengthRule(4, 0.5, 1), LengthRule(16, 0, 0))
+    )
+    assert threshold_floors(thresholds.lengths_at(3), 8) == (0.0, 0.3, 0.3)
+    assert threshold_floors(thresholds.lengths_at(3), 2) == (0.0, 0.3)
+    assert threshold_floors(thresholds.lengths_at(15), 8) == (0.0,)
+    assert threshold_floors(thresholds.lengths_at(64), 8) == ()
 
 
 def test_stopping_floors_by_hand() -> None:
@@ -76,6 +81,17 @@ def test_survival_counts_what_was_reached() -> None:
     assert counter.curve() == (1.0, 0.5, 1.0)
     counter.add(5, 5)
     assert counter.curve()[3:] == (1.0, 1.0)  # hardly reached: as the position before
+
+
+def test_a_belief_gives_way_to_what_is_counted() -> None:
+    counter = SurvivalCounter()
+    for _ in range(16):
+        counter.add(2, 0)
+    assert counter.curve() == (0.0, 0.0)
+    assert counter.curve((0.8, 0.6)) == (pytest.approx(0.4), pytest.approx(0.6))
+    for _ in range(112):
+        counter.add(2, 0)
+    assert counter.curve((0.8,))[0] == pytest.approx(16 * 0.8 / 144)
 
 
 def test_survival_follows_traffic_that_changes() -> None:

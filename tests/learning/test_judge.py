@@ -13,7 +13,7 @@ def test_reached_positions_of_a_replay() -> None:
     assert list(replay(agrees, 2)) == [(0, 2), (3, 0), (4, 1)]
     assert acceptance_length(agrees, 2) == 5 / 3
     (trace,) = toy_traces(1, seed=0)
-    judged = JudgedTrace(trace, agrees, torch.zeros(5), [0.9, 0.8, 0.7, 0.6, 0.5])
+    judged = JudgedTrace(trace, agrees, torch.zeros(5), [0.9, 0.8, 0.7, 0.6, 0.5], torch.zeros(5, 0))
     seen = replay_observations([judged], 2)[trace.domain]
     assert seen.position.tolist() == [0, 1, 0, 0]
     assert seen.confidence.tolist() == [0.9, 0.8, 0.6, 0.5]

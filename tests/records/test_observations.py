@@ -1,8 +1,11 @@
+from dataclasses import replace
+
 import numpy
 import pytest
 
+from adaptive_spec.core import MatchAcceptance
 from adaptive_spec.records.database import Database
-from adaptive_spec.records.observations import observations
+from adaptive_spec.records.observations import ngram_acceptance, observations, pool
 from tests.records.rows import make_step, record
 
 
@@ -33,3 +36,30 @@ def test_filters(database: Database) -> None:
     assert list(observations(database, domain="code")) == ["code"]
     assert list(observations(database, limit=1)) == ["law"]
     assert observations(database, release=9) == {}
+
+
+def test_ngram_tokens_are_counted_by_match_length(database: Database) -> None:
+    ngram = make_step("a", 0, drafter="ngram")  # one accepted, one refused
+    record(
+        database,
+        replace(ngram, match_length=3),
+        replace(ngram, match_length=3, request_id="b", release=4),
+        replace(ngram, match_length=5, request_id="c"),
+        replace(ngram, match_length=3, request_id="d", domain="law"),
+        replace(ngram, request_id="e"),  # of before match lengths were kept
+        make_step("f", 0),
+    )
+    assert ngram_acceptance(database) == {
+        "code": (MatchAcceptance(3, 2, 4), MatchAcceptance(5, 1, 2)),
+        "law": (MatchAcceptance(3, 1, 2),),
+    }
+    assert sum(seen.num_reached for seen in ngram_acceptance(database, limit=2)["code"]) == 2
+
+
+def test_splits_keep_requests_whole_and_in_order(database: Database) -> None:
+    record(database, *(make_step(name, index) for index in range(2) for name in "abcd"))
+    code = observations(database)["code"]
+    early, late = code.split(0.5)
+    assert (early.num_requests, late.num_requests, early.num_steps, late.num_steps) == (2, 2, 4, 4)
+    assert early.request_index.max() < late.request_index.min()
+    assert pool([late, early]).num_requests == 4

@@ -15,13 +15,24 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from adaptive_spec.core import POOLED, Rule, Thresholds
+from adaptive_spec.core import POOLED, LengthRule, MatchAcceptance, Rule, Thresholds
 from adaptive_spec.errors import ReleaseError
 from adaptive_spec.releases.bundle import load_adapter_delta, read_bundle, verify_adapter, write_bundle
 from tests.learning.toy import tiny_draft
 
 HASHES = {"target": "a" * 64, "draft": "b" * 64}
-TABLE = {"code": Thresholds(1.25, 0.3, 5, (0.9, 0.8), 400), POOLED: Thresholds()}
+CODE = Thresholds(
+    1.25,
+    0.3,
+    5,
+    (0.9, 0.8),
+    400,
+    offset=-0.5,
+    sampling_temperature=0.8,
+    larger_batches=(LengthRule(2, 0.4, 4), LengthRule(8, 0.0, 0)),
+    ngram_acceptance=(MatchAcceptance(2, 1, 9), MatchAcceptance(5, 7, 8)),
+)
+TABLE = {"code": CODE, POOLED: Thresholds()}
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 
@@ -140,6 +151,13 @@ def test_other_models_are_refused(bundle: Path) -> None:
         Thresholds(max_chain_length=1000),
         Thresholds(survival=(0.5, 1.2)),
         Thresholds(num_observations=-1),
+        Thresholds(offset=float("inf")),
+        Thresholds(sampling_temperature=0.0),
+        Thresholds(larger_batches=(LengthRule(4, 0.5, 2), LengthRule(2, 0.5, 2))),
+        Thresholds(larger_batches=(LengthRule(1, 0.5, 2),)),
+        Thresholds(larger_batches=(LengthRule(4, 1.5, 2),)),
+        Thresholds(ngram_acceptance=(MatchAcceptance(3, 5, 4),)),
+        Thresholds(ngram_acceptance=(MatchAcceptance(0, 1, 4),)),
         Thresholds(rule=Rule("vibes")),
         Thresholds(rule=Rule("logits", similarity="hellinger")),
         Thresholds(rule=Rule("logits", min_similarity=float("nan"))),
