@@ -53,6 +53,11 @@ class SamplingParams:
         return self.temperature < 1e-5
 
     @property
+    def warmth(self) -> float:
+        """The temperature that tokens are drawn at; 0 for every greedy request."""
+        return 0.0 if self.greedy else self.temperature
+
+    @property
     def penalises(self) -> bool:
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
@@ -111,6 +116,7 @@ class Step:
     total_variation: float = 0.0
     given_up_nats: float = 0.0
     match_length: int = 0  # of an n-gram chain: tokens of the suffix that it continues
+    request_temperature: float = 0.0  # 0: greedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,10 +182,15 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """How a confidence is read as a probability of acceptance: sigmoid(logit(confidence) / temperature + offset)."""
+    """How a confidence is read as a probability of acceptance.
+
+    It is sigmoid(logit(confidence) / temperature + offset + warmth x the request's own temperature): a token that is
+    drawn at random is refused more often than the most probable one that a greedy request gets.
+    """
 
     temperature: float = 1.0
     offset: float = 0.0
+    warmth: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +215,7 @@ class MatchAcceptance:
 class Thresholds:
     """The numbers of one domain.
 
-    temperature, offset: what the draft's top probability says of acceptance, see ``Scaling``.
+    temperature, offset, warmth: what the draft's top probability says of acceptance, see ``Scaling``.
     stop_below: drafting goes on while the product of calibrated confidences so far is at least this.  0 never stops.
     max_chain_length: 0 turns speculation off, save for exploring steps.
     rule: how chains of the domain are verified; None: as the settings say.
@@ -221,6 +232,7 @@ class Thresholds:
     num_observations: int = 0
     rule: Rule | None = None
     offset: float = 0.0
+    warmth: float = 0.0
     sampling_temperature: float = 1.0
     larger_batches: tuple[LengthRule, ...] = ()
     ngram_acceptance: tuple[MatchAcceptance, ...] = ()
@@ -248,7 +260,7 @@ class Thresholds:
 
     @property
     def scaling(self) -> Scaling:
-        return Scaling(self.temperature, self.offset)
+        return Scaling(self.temperature, self.offset, self.warmth)
 
 
 @dataclass(frozen=True, slots=True)

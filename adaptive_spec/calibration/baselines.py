@@ -48,15 +48,21 @@ def fixed(num_steps: int, length: int) -> Choice:
     return Choice.of(np.full(num_steps, length, np.int64))
 
 
-def by_floors(confidence: NDArray[np.float64], scaling: Scaling, floors: Sequence[float]) -> Choice:
+def by_floors(
+    confidence: NDArray[np.float64],
+    scaling: Scaling,
+    floors: Sequence[float],
+    request_temperature: NDArray[np.float64] | float = 0.0,
+) -> Choice:
     """Draw token i while the product of calibrated confidences before it is at least floor i, as the decoder does.
 
     Args:
         confidence: [steps, longest], uncalibrated.
         floors: of ``drafting.policy``.
+        request_temperature: [steps]; 0 is greedy.
     """
     num_steps, longest = confidence.shape
-    reach = np.cumprod(calibrated_confidences(confidence, scaling), axis=1)
+    reach = np.cumprod(calibrated_confidences(confidence, scaling, np.reshape(request_temperature, (-1, 1))), axis=1)
     before = np.concatenate([np.ones((num_steps, 1)), reach], axis=1)[:, : len(floors)]
     goes_on = before >= np.asarray(floors[: longest + 1], np.float64)
     wanted = np.cumprod(goes_on, axis=1).sum(axis=1)

@@ -67,7 +67,7 @@ class Calibrator:
 
     def learn(self, observed: Observations, pooled: Thresholds | None = None) -> _Learnt:
         """Fit scaling and lengths; ``pooled`` is what a domain's own numbers are blended with."""
-        fit = fit_scaling(observed.confidence, observed.accepted, pooled.scaling if pooled else None, self._settings)
+        fit = fit_scaling(observed, pooled.scaling if pooled else None, self._settings)
         thresholds, report = choose_threshold(observed, fit.scaling, self._costs, self._longest, self._seed)
         if pooled is not None:
             thresholds = replace(thresholds, survival=self._blended(thresholds.survival, observed, pooled.survival))
@@ -119,8 +119,7 @@ class Calibrator:
             "num_observations": len(late.position),
             "num_by_position": np.bincount(late.position).tolist(),
             "calibration": {
-                name: asdict(check_calibration(late.confidence, late.accepted, scaling, seed=self._seed))
-                for name, scaling in errors.items()
+                name: asdict(check_calibration(late, scaling, seed=self._seed)) for name, scaling in errors.items()
             },
             "goodput": {name: float(part[0].sum() / part[1].sum()) for name, part in goodputs.items()},
             "goodput_ratio": {"low": low, "high": high},
@@ -132,7 +131,10 @@ class Calibrator:
             name: replay.by_request(
                 self._costs[1],
                 by_floors(
-                    replay.confidence, chosen.scaling, threshold_floors(chosen.lengths_at(1), self._longest)
+                    replay.confidence,
+                    chosen.scaling,
+                    threshold_floors(chosen.lengths_at(1), self._longest),
+                    replay.request_temperature,
                 ).drafted,
             )
             for name, chosen in judged.items()
@@ -252,7 +254,7 @@ def _combined(own: Thresholds, pooled: Thresholds, source: str) -> Thresholds:
 
 
 def _numbers(thresholds: Thresholds) -> dict[str, Any]:
-    names = ("temperature", "offset", "stop_below", "max_chain_length")
+    names = ("temperature", "offset", "warmth", "stop_below", "max_chain_length")
     batches = [asdict(rule) for rule in thresholds.larger_batches]
     return {**{name: getattr(thresholds, name) for name in names}, "larger_batches": batches}
 

@@ -180,12 +180,12 @@ def _fixed(length: int) -> Policy:
 
 def _by_thresholds(thresholds: Thresholds, allowed: int, rows: int) -> Policy:
     floors = threshold_floors(thresholds.lengths_at(rows), allowed)
-    return lambda replay: by_floors(replay.confidence, thresholds.scaling, floors)
+    return lambda replay: by_floors(replay.confidence, thresholds.scaling, floors, replay.request_temperature)
 
 
 def _by_stopping(thresholds: Thresholds, cost: StepCost, allowed: int) -> Policy:
     floors = stopping_floors(thresholds.survival, cost, allowed)
-    return lambda replay: by_floors(replay.confidence, thresholds.scaling, floors)
+    return lambda replay: by_floors(replay.confidence, thresholds.scaling, floors, replay.request_temperature)
 
 
 def _transformers(allowed: int) -> Policy:

@@ -4,7 +4,8 @@
 Guo et al. 2017 divide all logits by a temperature.  Records keep the top probability only, so the draft is treated as
 choosing between two outcomes, its top token and the rest: logit(confidence) is divided, and an offset is added (Platt
 1999).  Without the offset a confidence of one half would stay one half at every temperature, and a draft of a foreign
-domain, wrong nine times in ten at a confidence of .2, could not be corrected (docs/decisions/0010-offset.md).
+domain, wrong nine times in ten at a confidence of .2, could not be corrected.  What is added for a request's own
+temperature is fitted with them, because tokens drawn at random are refused more often (docs/decisions/0010-scaling.md).
 """
 
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
 from adaptive_spec.core import Scaling
+from adaptive_spec.records.observations import Observations
 from adaptive_spec.settings import CalibrationSettings
 
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.1, 10.0
@@ -62,11 +64,14 @@ class CalibrationCheck:
     bins: tuple[Bin, ...]
 
 
-def calibrated_confidences(confidence: NDArray[np.float64], scaling: Scaling) -> NDArray[np.float64]:
+def calibrated_confidences(
+    confidence: NDArray[np.float64], scaling: Scaling, request_temperature: NDArray[np.float64] | float = 0.0
+) -> NDArray[np.float64]:
     """Apply ``drafting.policy.calibrated_confidence`` to an array of any shape."""
     if scaling == Scaling():
         return confidence
-    return np.asarray(1 / (1 + np.exp(-_logit(confidence) / scaling.temperature - scaling.offset)))
+    added = scaling.offset + scaling.warmth * request_temperature
+    return np.asarray(1 / (1 + np.exp(-_logit(confidence) / scaling.temperature - added)))
 
 
 def expected_calibration_error(confidence: NDArray[np.float64], accepted: NDArray[np.bool_], bins: int = 10) -> float:
@@ -81,16 +86,10 @@ def expected_calibration_error(confidence: NDArray[np.float64], accepted: NDArra
     return float(np.abs(gap).sum() / len(confidence))
 
 
-def check_calibration(
-    confidence: NDArray[np.float64], accepted: NDArray[np.bool_], scaling: Scaling, bins: int = 10, seed: int = 0
-) -> CalibrationCheck:
-    """Say how far confidences are from acceptance, best asked of data that the scaling was not fitted to.
-
-    Args:
-        confidence: [observations], uncalibrated.  accepted: [observations].
-    """
-    calibrated = calibrated_confidences(np.asarray(confidence, np.float64), scaling)
-    accepted = np.asarray(accepted, np.bool_)
+def check_calibration(observed: Observations, scaling: Scaling, bins: int = 10, seed: int = 0) -> CalibrationCheck:
+    """Say how far confidences are from acceptance, best asked of data that the scaling was not fitted to."""
+    calibrated = calibrated_confidences(observed.confidence, scaling, observed.request_temperature)
+    accepted = observed.accepted
     place, random = _bin(calibrated, bins), np.random.default_rng(seed)
     chances = [
         expected_calibration_error(calibrated, random.random(len(calibrated)) < calibrated, bins)
@@ -106,45 +105,49 @@ def check_calibration(
 
 
 def fit_scaling(
-    confidence: NDArray[np.float64],
-    accepted: NDArray[np.bool_],
-    pooled: Scaling | None = None,
-    settings: CalibrationSettings | None = None,
+    observed: Observations, pooled: Scaling | None = None, settings: CalibrationSettings | None = None
 ) -> ScalingFit:
-    """Fit P(accepted) = sigmoid(logit(confidence) / temperature + offset) and blend it with the pooled scaling.
+    """Fit P(accepted) as ``core.Scaling`` says, by maximum likelihood, and blend it with the pooled scaling.
 
     The blend has weight n / (n + blend_observations) on the domain's own fit, geometric in the temperature; there is
-    none without ``pooled``.
+    none without ``pooled``.  Where all requests have the same temperature its effect cannot be told from the offset:
+    the pooled one is believed, or none.
 
     Args:
-        confidence, accepted: [observations], reached positions only.
+        observed: reached positions only.
         pooled: the scaling over all domains, which a domain that cannot be fitted gets.
     """
     settings = settings or CalibrationSettings()
-    confidence, accepted = np.asarray(confidence, np.float64), np.asarray(accepted, np.bool_)
-    num, fallback = len(confidence), pooled or Scaling()
+    accepted, num, fallback = observed.accepted, len(observed.accepted), pooled or Scaling()
     if num < settings.min_observations:
         return ScalingFit(fallback, num, COLD_START)
     if accepted.all() or not accepted.any():
         return ScalingFit(fallback, num, ONE_OUTCOME)
-    slope, offset = _slope_and_offset(confidence, accepted)
+    slope, offset, warmth = _coefficients(observed, fallback.warmth)
     if not slope > 0:
         return ScalingFit(fallback, num, NEGATIVE_SLOPE)
-    temperature = min(max(1 / slope, LOWEST_TEMPERATURE), HIGHEST_TEMPERATURE)
+    own = Scaling(min(max(1 / slope, LOWEST_TEMPERATURE), HIGHEST_TEMPERATURE), offset, warmth)
     if pooled is None or not settings.blend_observations:
-        return ScalingFit(Scaling(temperature, offset), num, FITTED)
+        return ScalingFit(own, num, FITTED)
     weight = num / (num + settings.blend_observations)
     blended = Scaling(
-        float(temperature**weight * pooled.temperature ** (1 - weight)), weight * offset + (1 - weight) * pooled.offset
+        float(own.temperature**weight * pooled.temperature ** (1 - weight)),
+        weight * own.offset + (1 - weight) * pooled.offset,
+        weight * own.warmth + (1 - weight) * pooled.warmth,
     )
     return ScalingFit(blended, num, BLENDED)
 
 
-def _slope_and_offset(confidence: NDArray[np.float64], accepted: NDArray[np.bool_]) -> tuple[float, float]:
+def _coefficients(observed: Observations, believed_warmth: float) -> tuple[float, float, float]:
+    """Of the logit, the offset, and of the request's temperature."""
     # C = inf: no penalty.  CalibratedClassifierCV(method="temperature") on a 1-D decision_function is off by 2.
     model = LogisticRegression(C=np.inf, tol=1e-8, max_iter=1000)
-    model.fit(_logit(confidence)[:, None], accepted)
-    return float(model.coef_[0, 0]), float(model.intercept_[0])
+    logit, heat = _logit(observed.confidence), observed.request_temperature
+    if np.ptp(heat) > 0:
+        slope, warmth = map(float, model.fit(np.stack([logit, heat], axis=1), observed.accepted).coef_[0])
+        return slope, float(model.intercept_[0]), warmth
+    slope = float(model.fit(logit[:, None], observed.accepted).coef_[0, 0])
+    return slope, float(model.intercept_[0]) - believed_warmth * float(heat[0]), believed_warmth
 
 
 def _bin(confidence: NDArray[np.float64], bins: int) -> NDArray[np.int64]:

@@ -82,6 +82,7 @@ class Replay:
     confidence, accepted: [steps, length], calibrated, and verdicts as had all tokens before been kept.
     cumulative: [steps, length] product of calibrated confidences up to and including each position.
     num_acceptable: [steps] tokens that the target would keep if all were drafted.  request_index: [steps].
+    request_temperature: [steps], 0 is greedy.
     num_reached: [steps] positions on record, up to the length; what is beyond them was filled in.
     survival: P(accepted | reached) per position.
     """
@@ -91,6 +92,7 @@ class Replay:
     cumulative: NDArray[np.float64]
     num_acceptable: NDArray[np.int64]
     request_index: NDArray[np.int64]
+    request_temperature: NDArray[np.float64]
     num_reached: NDArray[np.int64]
     survival: tuple[float, ...]
     num_explored_steps: int
@@ -118,7 +120,8 @@ class Replay:
         kept = position < length
         confidence = np.zeros((len(reached), length))
         accepted = np.zeros((len(reached), length), np.bool_)
-        calibrated = calibrated_confidences(np.asarray(observations.confidence, np.float64), scaling)
+        warmth = np.asarray(observations.request_temperature, np.float64)
+        calibrated = calibrated_confidences(np.asarray(observations.confidence, np.float64), scaling, warmth)
         confidence[step[kept], position[kept]] = calibrated[kept]
         accepted[step[kept], position[kept]] = np.asarray(observations.accepted, np.bool_)[kept]
         survival = _fill(confidence, accepted, reached, explored, np.random.default_rng(seed))
@@ -128,6 +131,7 @@ class Replay:
             cumulative=np.asarray(np.cumprod(confidence, axis=1), np.float64),
             num_acceptable=np.cumprod(accepted, axis=1).sum(axis=1),
             request_index=np.asarray(observations.request_index, np.int64)[begins],
+            request_temperature=warmth[begins],
             num_reached=np.minimum(reached, length),
             survival=survival,
             num_explored_steps=int(explored.sum()),
@@ -204,6 +208,7 @@ def choose_threshold(
     thresholds = Thresholds(
         temperature=scaling.temperature,
         offset=scaling.offset,
+        warmth=scaling.warmth,
         stop_below=chosen.stop_below,
         max_chain_length=chosen.max_chain_length,
         survival=replay.survival,

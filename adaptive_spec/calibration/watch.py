@@ -141,7 +141,8 @@ class DriftWatch:
         sums = self._open.setdefault(outcome.request_id, {}).setdefault(source, _Sums())
         confidences = np.asarray(outcome.confidences, np.float64)
         if outcome.drafter == "model":
-            confidences = calibrated_confidences(confidences, release.for_domain(outcome.domain).scaling)
+            scaling = release.for_domain(outcome.domain).scaling
+            confidences = calibrated_confidences(confidences, scaling, outcome.request_temperature)
         sums.num_steps += 1
         sums.num_first_accepted += outcome.num_accepted > 0
         sums.num_reached += outcome.num_reached

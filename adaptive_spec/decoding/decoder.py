@@ -312,6 +312,7 @@ class Decoder:
             total_variation=gave_up.total_variation,
             given_up_nats=gave_up.given_up_nats,
             match_length=chains.matches[row].match_length if drafter == "ngram" else 0,
+            request_temperature=slot.request.params.warmth,
         )
         slot.send(slot.tokens[before:], self._log_probs(slot, verdict.logits[row, :kept]))
         self.listeners.on_step(step)

@@ -280,7 +280,11 @@ class Proposer:
         device, width = self._device, chains.ids.shape[1]
         above = on_device([[*row, *[NEVER] * (width - len(row))] for row in floors], device)
         chosen = [self.release.for_domain(slot.request.domain) for slot in slots]
-        scaling = on_device([[each.temperature, each.offset] for each in chosen], device)
+        scalings = [
+            [each.temperature, each.offset + each.warmth * slot.request.params.warmth]
+            for each, slot in zip(chosen, slots, strict=True)
+        ]
+        scaling = on_device(scalings, device)
         heat = None  # what logits are divided by before tokens are drawn; None: by nothing
         if sampling is not None and any(each.sampling_temperature != 1 for each in chosen):
             heat = on_device([each.sampling_temperature for each in chosen], device)

@@ -84,4 +84,5 @@ def _observations(rows: list[tuple[int, float, bool, int]]) -> Observations:
         accepted=accepted,
         request_index=np.asarray(columns[3], dtype=np.int64),
         explored=np.ones(len(accepted), dtype=np.bool_),
+        request_temperature=np.zeros(len(accepted)),
     )

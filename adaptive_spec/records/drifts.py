@@ -14,7 +14,7 @@ DRIFT, DRIFT_ANSWER = "drift", "drift_answer"  # kinds of events
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One step that drafted.  confidences: [num_reached], before the calibration temperature."""
+    """One step that drafted.  confidences: [num_reached], uncalibrated."""
 
     step_id: int
     request_id: str
@@ -24,6 +24,7 @@ class Outcome:
     num_reached: int
     num_accepted: int  # of the reached positions
     confidences: Any
+    request_temperature: float
 
 
 def outcomes_after(database: Database, release: int, step_id: int, limit: int) -> list[Outcome]:
@@ -38,6 +39,7 @@ def outcomes_after(database: Database, release: int, step_id: int, limit: int) -
             StepRow.num_reached,
             StepRow.num_reached_accepted,
             StepRow.confidences,
+            StepRow.request_temperature,
         )
         .where(StepRow.id > step_id, StepRow.release == release, StepRow.num_reached > 0)
         .order_by(StepRow.id)

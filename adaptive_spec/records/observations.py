@@ -20,7 +20,7 @@ class Observations:
 
     position: 0-based place in the chain.  confidence, overlap, accepted: as in ``core.Position``.
     request_index: numbers requests across the domains of one call, so that domains can be pooled by concatenation.
-    explored: the step was drafted at full length regardless of the policy.
+    explored: the step was drafted at full length regardless of the policy.  request_temperature: 0 is greedy.
     """
 
     position: NDArray[numpy.int64]
@@ -29,6 +29,7 @@ class Observations:
     accepted: NDArray[numpy.bool_]
     request_index: NDArray[numpy.int64]
     explored: NDArray[numpy.bool_]
+    request_temperature: NDArray[numpy.float64]
 
     @property
     def num_requests(self) -> int:
@@ -64,6 +65,7 @@ def pool(parts: Sequence[Observations]) -> Observations:
         accepted=joined("accepted", numpy.bool_),
         request_index=numpy.concatenate([numpy.zeros(0, numpy.int64), *requests]),
         explored=joined("explored", numpy.bool_),
+        request_temperature=joined("request_temperature", numpy.float64),
     )
 
 
@@ -93,6 +95,7 @@ def observations(
         StepRow.confidences,
         StepRow.overlaps,
         StepRow.explored,
+        StepRow.request_temperature,
     )
     drafted = (StepRow.num_reached > 0, StepRow.drafter == drafter, StepRow.id > after_step)
     query = select(*columns).where(*drafted).order_by(StepRow.id.desc()).limit(limit)
@@ -134,4 +137,5 @@ def _arrays(rows: list[Any], requests: dict[str, int]) -> Observations:
         accepted=position < numpy.repeat([row.num_reached_accepted for row in rows], reached),
         request_index=numpy.repeat([requests[row.request_id] for row in rows], reached),
         explored=numpy.repeat([row.explored for row in rows], reached),
+        request_temperature=numpy.repeat([float(row.request_temperature) for row in rows], reached),
     )

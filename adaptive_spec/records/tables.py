@@ -127,6 +127,7 @@ class StepRow(Base):
     total_variation: Mapped[float]  # summed over them, as the log-prob given up
     given_up_nats: Mapped[float]
     match_length: Mapped[int]  # of an n-gram chain, else 0
+    request_temperature: Mapped[float]  # 0: greedy
     at: Mapped[datetime] = mapped_column(index=True)
 
     __table_args__ = (

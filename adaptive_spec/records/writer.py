@@ -210,6 +210,7 @@ def _step_row(step: Step) -> dict[str, Any]:
         "total_variation": float(step.total_variation),
         "given_up_nats": float(step.given_up_nats),
         "match_length": int(step.match_length),
+        "request_temperature": float(step.request_temperature),
         "at": step.at,
     }
 

@@ -225,6 +225,7 @@ def _checked(domain: str, values: Thresholds) -> Thresholds:
         "num_observations": _is_count(values.num_observations),
         "rule": values.rule is None or _is_rule(values.rule),
         "offset": _is_number(values.offset) and abs(values.offset) <= 100,
+        "warmth": _is_number(values.warmth) and abs(values.warmth) <= 100,
         "sampling_temperature": _is_temperature(values.sampling_temperature),
         "larger_batches": _ascend(1, [entry.rows for entry in values.larger_batches])
         and all(map(_is_length_rule, values.larger_batches)),

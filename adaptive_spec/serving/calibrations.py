@@ -27,7 +27,7 @@ def row(calibration: Mapping[str, Any]) -> dict[str, str]:
     }
     if "old" not in report:
         return told | dict.fromkeys(
-            ("temperature", "offset", "calibration error", "stop below × longest", "goodput"), ""
+            ("temperature", "offset", "warmth", "calibration error", "stop below × longest", "goodput"), ""
         )
     old, new, later = report["old"], report["new"], report["later"]
     told |= {

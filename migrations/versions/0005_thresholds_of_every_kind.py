@@ -1,4 +1,4 @@
-"""The match length of an n-gram step, and thresholds of a calibration as one value
+"""The match length of an n-gram step, the temperature of a step's request, and thresholds of a calibration as one value
 
 Revision: 0005, after 0004.
 """
@@ -26,8 +26,9 @@ _NAMES = [name for name, _, _ in _PARTS]
 
 
 def upgrade() -> None:
-    """Apply.  Match lengths of earlier steps are not known."""
+    """Apply.  Match lengths and temperatures of earlier steps are not known; those steps count as greedy."""
     op.add_column("steps", sa.Column("match_length", sa.Integer(), nullable=False, server_default="0"))
+    op.add_column("steps", sa.Column("request_temperature", sa.Double(), nullable=False, server_default="0"))
     op.add_column("calibrations", sa.Column("thresholds", _JSON, nullable=False, server_default="{}"))
     table = _calibrations()
     for row in op.get_bind().execute(sa.select(table.c.id, *(table.c[name] for name in _NAMES))).mappings().all():
@@ -50,6 +51,7 @@ def downgrade() -> None:
     with op.batch_alter_table("calibrations") as batch:
         batch.drop_column("thresholds")
     with op.batch_alter_table("steps") as batch:
+        batch.drop_column("request_temperature")
         batch.drop_column("match_length")
 
 

@@ -69,6 +69,7 @@ def record(known: Chains, live: Thresholds, explore_share: float, seed: int = 1)
         accepted=columns[2],
         request_index=columns[3],
         explored=columns[4],
+        request_temperature=np.zeros(len(rows)),
     )
 
 

@@ -16,7 +16,7 @@ from adaptive_spec.calibration.baselines import (
     seconds_by_length,
     transformers_rule,
 )
-from adaptive_spec.core import StepCost, Thresholds
+from adaptive_spec.core import Scaling, StepCost, Thresholds
 from adaptive_spec.drafting.policy import NEVER, threshold_floors
 from tests.calibration.planted import chains, drafted
 
@@ -26,17 +26,17 @@ from tests.calibration.planted import chains, drafted
 def test_floors_draft_what_the_plain_loop_drafts(stop_below: float, length: int) -> None:
     known = chains(200, 6, 0.2, 1.0)
     thresholds = Thresholds(stop_below=stop_below, max_chain_length=length)
-    choice = by_floors(known.confidence, 1.0, threshold_floors(thresholds, 6))
+    choice = by_floors(known.confidence, Scaling(), threshold_floors(thresholds.lengths_at(1), 6))
     assert choice.drafted.tolist() == [drafted(row, thresholds) for row in known.confidence]
     assert not choice.cut.any()
 
 
 def test_floors_beyond_the_chain_are_cut_and_said() -> None:
     confidence = np.array([[0.9, 0.9], [0.9, 0.1], [0.1, 0.9]])
-    choice = by_floors(confidence, 1.0, (0.0, 0.5, 0.5))
+    choice = by_floors(confidence, Scaling(), (0.0, 0.5, 0.5))
     assert choice.drafted.tolist() == [2, 2, 1]
     assert choice.cut.tolist() == [True, False, False]
-    assert by_floors(confidence, 1.0, (NEVER, 0.0)).drafted.tolist() == [0, 0, 0]
+    assert by_floors(confidence, Scaling(), (NEVER, 0.0)).drafted.tolist() == [0, 0, 0]
 
 
 def test_the_oracle_by_hand() -> None:

@@ -14,7 +14,9 @@ AS_IT_IS = Estimator(1.0, (0.0,))
 
 def observed(position: np.ndarray, confidence: np.ndarray, accepted: np.ndarray) -> Observations:
     nothing = np.zeros(len(position))
-    return Observations(position, confidence, nothing, accepted, nothing.astype(np.int64), nothing.astype(np.bool_))
+    return Observations(
+        position, confidence, nothing, accepted, nothing.astype(np.int64), nothing.astype(np.bool_), nothing
+    )
 
 
 def test_equal_confidences_leave_the_acceptance_of_each_position() -> None:

@@ -13,27 +13,40 @@ from adaptive_spec.calibration.temperature import (
 )
 from adaptive_spec.core import Scaling
 from adaptive_spec.drafting.policy import calibrated_confidence
+from adaptive_spec.records.observations import Observations
 from adaptive_spec.settings import CalibrationSettings
 
 SETTINGS = CalibrationSettings()
 
 
-def planted(scaling: Scaling, num: int, seed: int = 0) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+def observed(
+    confidence: NDArray[np.float64], accepted: NDArray[np.bool_], heat: float | NDArray[np.float64] = 0.0
+) -> Observations:
+    nothing = np.zeros(len(confidence))
+    whole = nothing.astype(np.int64)
+    return Observations(whole, confidence, nothing, accepted, whole, accepted, heat + nothing)
+
+
+def planted(scaling: Scaling, num: int, seed: int = 0, heats: tuple[float, ...] = (0.0, 0.7, 1.0)) -> Observations:
     random = np.random.default_rng(seed)
-    logits = random.normal(1.0, 2.0, num)
-    accepted = random.random(num) < 1 / (1 + np.exp(-logits / scaling.temperature - scaling.offset))
-    return 1 / (1 + np.exp(-logits)), accepted
+    logits, heat = random.normal(1.0, 2.0, num), random.choice(heats, num)
+    added = scaling.offset + scaling.warmth * heat
+    accepted = random.random(num) < 1 / (1 + np.exp(-logits / scaling.temperature - added))
+    return observed(1 / (1 + np.exp(-logits)), accepted, heat)
 
 
-@pytest.mark.parametrize("scaling", [Scaling(0.5), Scaling(), Scaling(2.5), Scaling(1.4, -1.5), Scaling(0.8, 0.7)])
+SCALINGS = [Scaling(0.5), Scaling(), Scaling(2.5), Scaling(1.4, -1.5), Scaling(0.8, 0.7), Scaling(1.2, 0.3, -0.8)]
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
 def test_planted_scaling_is_recovered(scaling: Scaling) -> None:
-    confidence, accepted = planted(scaling, 100_000)
-    fit = fit_scaling(confidence, accepted, settings=SETTINGS)
+    fit = fit_scaling(planted(scaling, 100_000), settings=SETTINGS)
     assert fit.scaling.temperature == pytest.approx(scaling.temperature, rel=0.03)
-    assert fit.scaling.offset == pytest.approx(scaling.offset, abs=0.03)
+    assert fit.scaling.offset == pytest.approx(scaling.offset, abs=0.05)
+    assert fit.scaling.warmth == pytest.approx(scaling.warmth, abs=0.07)
     assert fit.reason == "fitted"
     later = planted(scaling, 100_000, seed=1)
-    after, before = check_calibration(*later, fit.scaling), check_calibration(*later, Scaling())
+    after, before = check_calibration(later, fit.scaling), check_calibration(later, Scaling())
     assert after.error < 0.01
     if scaling != Scaling():
         assert after.error < before.error
@@ -44,43 +57,52 @@ def test_a_foreign_domain_needs_the_offset() -> None:
     random = np.random.default_rng(0)
     confidence = 1 / (1 + np.exp(-random.normal(-1.2, 1.0, 20_000)))
     accepted = random.random(20_000) < calibrated_confidences(confidence, Scaling(2.0, -1.8))
-    temperatures = [check_calibration(confidence, accepted, Scaling(t)).error for t in np.linspace(0.1, 3, 30)]
-    fitted = check_calibration(confidence, accepted, fit_scaling(confidence, accepted).scaling)
+    seen = observed(confidence, accepted)
+    temperatures = [check_calibration(seen, Scaling(t)).error for t in np.linspace(0.1, 3, 30)]
+    fitted = check_calibration(seen, fit_scaling(seen).scaling)
     assert fitted.error < 0.01 < 0.04 < min(temperatures)
 
 
 def test_cold_start_is_identity_or_pooled() -> None:
-    confidence, accepted = planted(Scaling(2.0), SETTINGS.min_observations - 1)
-    assert fit_scaling(confidence, accepted, settings=SETTINGS).scaling == Scaling()
-    fit = fit_scaling(confidence, accepted, pooled=Scaling(1.5, 0.2), settings=SETTINGS)
+    few = planted(Scaling(2.0), SETTINGS.min_observations - 1)
+    assert fit_scaling(few, settings=SETTINGS).scaling == Scaling()
+    fit = fit_scaling(few, pooled=Scaling(1.5, 0.2), settings=SETTINGS)
     assert (fit.scaling, fit.reason) == (Scaling(1.5, 0.2), "cold_start")
-    assert fit_scaling(confidence[:0], accepted[:0]).reason == "cold_start"
+    assert fit_scaling(planted(Scaling(), 0)).reason == "cold_start"
+
+
+def test_without_different_temperatures_warmth_is_believed_not_fitted() -> None:
+    scaling = Scaling(1.2, 0.3, -0.8)
+    warm = fit_scaling(planted(scaling, 50_000, heats=(0.7,)), pooled=Scaling(1, 0, -0.8), settings=SETTINGS).scaling
+    assert warm.warmth == pytest.approx(-0.8) and warm.offset == pytest.approx(0.3, abs=0.05)
+    greedy = fit_scaling(planted(scaling, 50_000, heats=(0.0,)), settings=SETTINGS).scaling
+    assert greedy.warmth == 0 and greedy.offset == pytest.approx(0.3, abs=0.05)
 
 
 @pytest.mark.parametrize("outcome", [True, False])
 def test_one_outcome_is_refused(outcome: bool) -> None:
-    confidence, _ = planted(Scaling(), 500)
-    fit = fit_scaling(confidence, np.full(500, outcome), settings=SETTINGS)
+    fit = fit_scaling(observed(planted(Scaling(), 500).confidence, np.full(500, outcome)), settings=SETTINGS)
     assert (fit.scaling, fit.reason) == (Scaling(), "one_outcome")
 
 
 def test_negative_slope_is_refused() -> None:
-    confidence, accepted = planted(Scaling(), 2000)
-    fit = fit_scaling(confidence, ~accepted, pooled=Scaling(1.2), settings=SETTINGS)
+    right = planted(Scaling(), 2000)
+    fit = fit_scaling(observed(right.confidence, ~right.accepted), pooled=Scaling(1.2), settings=SETTINGS)
     assert (fit.scaling, fit.reason) == (Scaling(1.2), "negative_slope")
 
 
 def test_blend_weighs_by_observations() -> None:
-    confidence, accepted = planted(Scaling(2.0), 64)
-    own = fit_scaling(confidence, accepted, settings=SETTINGS).scaling
-    fit = fit_scaling(confidence, accepted, pooled=Scaling(1.0, 1.0), settings=SETTINGS)
+    seen = planted(Scaling(2.0), 64, heats=(0.0,))
+    own = fit_scaling(seen, settings=SETTINGS).scaling
+    fit = fit_scaling(seen, pooled=Scaling(1.0, 1.0), settings=SETTINGS)
     assert fit.reason == "blended"
     assert fit.scaling.temperature == pytest.approx(own.temperature**0.5)  # 64 / (64 + 64)
     assert fit.scaling.offset == pytest.approx((own.offset + 1) / 2)
 
 
 def test_expected_calibration_error_matches_a_plain_loop() -> None:
-    confidence, accepted = planted(Scaling(3.0), 1000)
+    seen = planted(Scaling(3.0), 1000)
+    confidence, accepted = seen.confidence, seen.accepted
     confidence[:2] = 0.0, 1.0
     expected = 0.0
     for index in range(10):
@@ -89,7 +111,7 @@ def test_expected_calibration_error_matches_a_plain_loop() -> None:
             gap = np.mean([confidence[i] for i in inside]) - np.mean([accepted[i] for i in inside])
             expected += len(inside) / 1000 * abs(float(gap))
     assert expected_calibration_error(confidence, accepted) == pytest.approx(expected)
-    check = check_calibration(confidence, accepted, Scaling())
+    check = check_calibration(seen, Scaling())
     assert check.error == pytest.approx(expected)
     assert sum(each.count for each in check.bins) == check.num_observations == 1000
     by_bins = sum(each.count * abs(each.confidence - each.acceptance) for each in check.bins) / 1000
@@ -97,11 +119,10 @@ def test_expected_calibration_error_matches_a_plain_loop() -> None:
 
 
 def test_the_error_by_chance_is_what_right_confidences_show() -> None:
-    confidence, accepted = planted(Scaling(), 400)
-    check = check_calibration(confidence, accepted, Scaling())
-    shown = [expected_calibration_error(*planted(Scaling(), 400, seed)) for seed in range(200)]
+    check = check_calibration(planted(Scaling(), 400), Scaling())
+    shown = [check_calibration(planted(Scaling(), 400, seed), Scaling(), seed=seed).error for seed in range(100)]
     assert check.by_chance == pytest.approx(float(np.mean(shown)), rel=0.15)
-    many = check_calibration(*planted(Scaling(), 40_000), Scaling())
+    many = check_calibration(planted(Scaling(), 40_000), Scaling())
     assert many.by_chance < check.by_chance / 5
 
 
