@@ -313,6 +313,44 @@ def simulate(
 
 
 @app.command()
+def risk(
+    domain: Domain = None,
+    release: Annotated[
+        int | None, typer.Option(min=0, help="The release whose draft; without it, the live one.")
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, help="How many resamplings.")] = 200,
+    seed: Annotated[int, typer.Option(help="Seed of the resamplings.")] = 0,
+    json_: Json = False,
+) -> None:
+    """How often verifiers' thresholds calibrated on the recorded traffic exceed the divergence budget."""
+    from adaptive_spec.bench.progress import Teller
+    from adaptive_spec.bench.risk import DomainRisk, recorded_risk
+    from adaptive_spec.settings import load_settings
+
+    settings, tell = load_settings(), Teller(sys.stderr)
+
+    def run(database: "Database") -> list[DomainRisk]:
+        return recorded_risk(
+            database, settings, domain=domain, release=release, num_samples=samples, seed=seed, tell=tell
+        )
+
+    rows = [found.to_dict() for found in _read_database(settings.records.url, run)]
+    columns = (
+        "domain",
+        "budget",
+        "allowed_share",
+        "exceeded_share",
+        "expected_exceeded_share",
+        "relaxed_share",
+        "divergence_share",
+        "tokens_per_step",
+        "tokens_per_step_exact",
+        "num_requests",
+    )
+    _show({"domains": rows}, rows, columns, json_)
+
+
+@app.command()
 def drift(url: Url = None, json_: Json = False) -> None:
     """Acceptance and calibration as drift detection sees them, and when they last changed."""
 
@@ -358,8 +396,9 @@ def retrain(
 def calibrate(domain: Domain = None, url: Url = None, token: Token = "", json_: Json = False) -> None:
     """Refit temperatures and thresholds from the records now."""
     found = Client(url or DEFAULT_URL, token, timeout_seconds=600).post("/api/calibrate", {"domain": domain})
-    rows = [row | row.get("thresholds", {}) for row in found["calibrations"]]
-    _show(found, rows, ("domain", "temperature", "stop_below", "max_chain_length", "num_observations"), json_)
+    rows = [row | row.get("thresholds", {}) | {"verifier": _verifier(row)} for row in found["calibrations"]]
+    columns = ("domain", "temperature", "stop_below", "max_chain_length", "num_observations", "verifier")
+    _show(found, rows, columns, json_)
 
 
 @app.command()
@@ -754,6 +793,12 @@ def _cell(value: object) -> str:
 
 def _line(details: dict[str, Any]) -> str:
     return " ".join(f"{name}={_cell(value)}" for name, value in details.items())
+
+
+def _verifier(calibration: dict[str, Any]) -> str | None:
+    """What was decided of a domain's verifier, and why; None where none is calibrated."""
+    rule = calibration.get("rule")
+    return rule and f"{rule['verifier']} {_line(rule['numbers'])} ({rule['reason']})".replace("  ", " ")
 
 
 def _report(progress: dict[str, Any] | str) -> None:

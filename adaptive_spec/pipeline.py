@@ -16,14 +16,16 @@ from dataclasses import asdict
 from pathlib import Path
 
 from adaptive_spec.calibration.calibrate import DomainCalibration, calibrate
+from adaptive_spec.calibration.rules import with_rules
 from adaptive_spec.core import Release, StepCost
 from adaptive_spec.errors import GateRefused, RunError
 from adaptive_spec.learning.judge import read_judgement
 from adaptive_spec.learning.run import ADAPTER_NAME, REPORT_NAME
 from adaptive_spec.records.calibrations import add_calibration
 from adaptive_spec.records.database import Database
+from adaptive_spec.records.evidence import RecordedChains, recorded_chains
 from adaptive_spec.records.observations import observations
-from adaptive_spec.records.releases import next_version
+from adaptive_spec.records.releases import next_version, same_draft
 from adaptive_spec.records.runs import create_run, get_run, update_run
 from adaptive_spec.releases.bundle import write_bundle
 from adaptive_spec.releases.gate import GateReport, gate
@@ -69,6 +71,8 @@ class Pipeline:
             calibrations = calibrate(
                 judgement.observations, self.cost, self.settings.calibration, self._longest, dict(live.thresholds)
             )
+            nothing_yet: dict[str, RecordedChains] = {}  # the new draft has not served
+            calibrations = with_rules(calibrations, nothing_yet, self.settings.verification, live.thresholds)
             self._tell(run_id, "publish")
             release = self._publish(version, work, calibrations, report, live)
             update_run(self.database, run_id, state="passed", release=version, report=report.to_dict())
@@ -98,11 +102,15 @@ class Pipeline:
             seen.pop(domain, None)
             seen |= observations(self.database, release=live.version, domain=domain, after_step=after_step)
         fitted = calibrate(seen, self.cost, self.settings.calibration, self._longest, dict(live.thresholds))
+        evidence = self._evidence(live, domain, after_step)
+        fitted = with_rules(fitted, evidence, self.settings.verification, live.thresholds)
         if domain is not None:
             fitted = {name: calibration for name, calibration in fitted.items() if name == domain}
         thresholds = {**live.thresholds, **{name: c.thresholds for name, c in fitted.items()}}
-        changed = any(c.report.get("source") == "own" for c in fitted.values()) and thresholds != dict(live.thresholds)
-        if not changed:
+        learned = any(
+            c.report["source"] == "own" or c.report.get("rule", {}).get("num_requests") for c in fitted.values()
+        )
+        if not learned or thresholds == dict(live.thresholds):
             self._record(fitted, live.version)
             return fitted, live.version
         version = next_version(self.database)
@@ -130,6 +138,15 @@ class Pipeline:
         child = self._child
         if child is not None and child.poll() is None:
             child.send_signal(signal.SIGTERM)
+
+    def _evidence(self, live: Release, domain: str | None, after_step: int) -> dict[str, RecordedChains]:
+        """What was measured of the live draft's chains, under whichever thresholds."""
+        releases = same_draft(self.database, live.version)
+        found = recorded_chains(self.database, releases=releases)
+        if domain is not None and after_step:
+            found.pop(domain, None)
+            found |= recorded_chains(self.database, releases=releases, domain=domain, after_step=after_step)
+        return found
 
     @property
     def _longest(self) -> int:

@@ -93,7 +93,7 @@ class VerificationSettings(_Section):
         return Rule(**{**numbers, "verifier": self.domain_verifiers.get(domain, self.verifier)})
 
     def choice(self, domain: str, learned: Rule | None, wanted: str | None = None) -> Rule:
-        """The rule in force: the request's verifier, else the operator's for the domain, the release's, or the setting's.
+        """The rule in force: the request's verifier, else the operator's for the domain, the release's, the setting's.
 
         What a release learned for one verifier says nothing of another, so its numbers serve that verifier alone.  It
         may always fall back to ``exact``.

@@ -164,10 +164,15 @@ def choose(paths: Sequence[Replayed], budget: float, confidence: float) -> Choic
         reason="not_enough" if exact_p_value > error else reason,
         p_value=float(p_values[best if reason == "certified" else 1]),
         num_requests=best_path.num_requests,
-        requests_needed=1 if budget >= 1 else math.ceil(math.log(error) / math.log1p(-budget)),
+        requests_needed=requests_needed(budget, confidence, len(paths)),
         divergence_share=float(best_path.shares[best].mean()),
         tokens_per_step=float(best_path.tokens_per_step[best]),
     )
+
+
+def requests_needed(budget: float, confidence: float, num_paths: int = 1) -> int:
+    """So many requests without any divergence certify a rule; with some, more are needed."""
+    return 1 if budget >= 1 else math.ceil(math.log((1 - confidence) / num_paths) / math.log1p(-budget))
 
 
 def _p_values(replayed: Replayed, budget: float) -> NDArray[np.float64]:

@@ -9,10 +9,9 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from adaptive_spec.calibration.calibrate import DomainCalibration
-from adaptive_spec.calibration.risk import REPLAYABLE, Choice, Replayed, backtest, choose, path, replay
+from adaptive_spec.calibration.risk import REPLAYABLE, Choice, Replayed, backtest, choose, path, replay, requests_needed
 from adaptive_spec.calibration.temperature import COLD_START
 from adaptive_spec.core import POOLED, Rule, Thresholds
 from adaptive_spec.records.evidence import RecordedChains
@@ -48,31 +47,22 @@ def with_rules(
     return found
 
 
-def paths_of(
+def serving(
     domain: str, recorded: RecordedChains, thresholds: Thresholds, settings: VerificationSettings
-) -> list[Replayed]:
-    """What every rule that may be chosen would have made of a domain's chains; none where none of them serves.
-
-    Args:
-        thresholds: similarities count that were measured at the temperatures of these.
-    """
-    serving = recorded.select(_serving(domain, recorded, thresholds, settings))
-    if not len(serving):
-        return []
-    return [replay(path(name, settings.rule(domain)), serving) for name in settings.calibrated(domain)]
-
-
-def _serving(
-    domain: str, recorded: RecordedChains, thresholds: Thresholds, settings: VerificationSettings
-) -> NDArray[np.bool_]:
-    """Which chains were compared as the domain's rules would compare them: [chains]."""
+) -> RecordedChains:
+    """The chains that were compared as the domain's rules would compare them under these thresholds."""
     if settings.calibrated(domain) == ("ngram",):
-        return np.ones(len(recorded), np.bool_)
+        return recorded
     width = recorded.chain.shape[1]
     apart = recorded.temperatures / np.array(thresholds.temperatures(width), np.float32)
     beyond = np.arange(width) >= recorded.lengths[:, None]
     near = (abs(apart - 1) <= _SAME_TEMPERATURE) | beyond
-    return near.all(-1) & (recorded.measure == settings.rule(domain).similarity)
+    return recorded.select(near.all(-1) & (recorded.measure == settings.rule(domain).similarity))
+
+
+def replayed_paths(domain: str, chains: RecordedChains, settings: VerificationSettings) -> list[Replayed]:
+    """What every rule that may be chosen would have made of a domain's chains, a path per verifier."""
+    return [replay(path(name, settings.rule(domain)), chains) for name in settings.calibrated(domain)]
 
 
 def _calibrated(
@@ -84,29 +74,24 @@ def _calibrated(
 ) -> tuple[Rule, dict[str, Any]]:
     """The rule and its report, in JSON types."""
     budget, confidence = settings.budget(domain), settings.budget_confidence
-    before = settings.choice(domain, live)
-    paths = [] if recorded is None else paths_of(domain, recorded, thresholds, settings)
+    before, as_set = settings.choice(domain, live), settings.rule(domain)
     report: dict[str, Any] = {"budget": budget, "confidence": confidence, "before": _named(before)}
-    if not paths:
-        exact = replace(settings.rule(domain), verifier="exact")
-        return exact, {**_named(exact), "reason": "not_enough", "num_requests": 0, **report}
+    chains = None if recorded is None else serving(domain, recorded, thresholds, settings)
+    if chains is None or not len(chains):
+        exact = replace(as_set, verifier="exact")
+        needed = requests_needed(budget, confidence, len(settings.calibrated(domain)))
+        nothing = {"reason": "not_enough", "num_requests": 0, "requests_needed": needed}
+        return exact, {**_named(exact), **nothing, **report}
+    paths = replayed_paths(domain, chains, settings)
     chosen, held_out = choose(paths, budget, confidence), backtest(paths, budget, confidence)
     report["held_out"] = held_out and {
         **_named(held_out.rule),
         "num_requests": held_out.num_requests,
         "divergence_share": held_out.divergence_share,
     }
-    report["tokens_per_step_before"] = _tokens_per_step(before, paths)
+    comparable = before.verifier in REPLAYABLE and before.similarity == as_set.similarity
+    report["tokens_per_step_before"] = float(replay([before], chains).tokens_per_step[0]) if comparable else None
     return chosen.rule, {**_named(chosen.rule), **_without_rule(chosen), **report}
-
-
-def _tokens_per_step(rule: Rule, paths: list[Replayed]) -> float | None:
-    for replayed in paths:
-        if rule.verifier == "exact":
-            return float(replayed.tokens_per_step[0])
-        if rule in replayed.rules:
-            return float(replayed.tokens_per_step[replayed.rules.index(rule)])
-    return None
 
 
 def _without_rule(chosen: Choice) -> dict[str, Any]:
@@ -118,6 +103,4 @@ def _named(rule: Rule) -> dict[str, Any]:
 
 
 def _pooled(pooled: DomainCalibration) -> DomainCalibration:
-    return DomainCalibration(
-        pooled.thresholds, {"source": "pooled", "reason": COLD_START, "num_observations": 0}
-    )
+    return DomainCalibration(pooled.thresholds, {"source": "pooled", "reason": COLD_START, "num_observations": 0})
