@@ -127,7 +127,8 @@ class ChainEvidence:
     chain, target_tokens: what was proposed, and the target's argmax at the same positions, after penalties.
     strict: exact verification's verdict on each position, the tokens before taken as given; of a sampled row, with the
     uniforms that the step drew.  measure, similarities: one of SIMILARITIES, and target to draft at each position.
-    temperatures: the draft's calibration temperature at each position, which similarities of greedy rows hang on.
+    temperatures: the draft's calibration temperature at each position, the last one at all beyond, whatever the chain's
+    length: similarities of greedy rows hang on them.
     most_emitted: tokens that the step emits when it keeps all: chain and bonus token, or up to what ends the answer.
     """
 

@@ -126,8 +126,8 @@ class Choice:
     """The rule for a domain and what speaks for it.
 
     reason: ``certified``; or, and the rule is exact: ``not_enough`` requests for any rule, even one that never
-    diverges, ``nothing_fits`` of what was tested, ``nothing_gained`` by what was certified.
-    p_value: of the rule's hypothesis; of the strictest relaxed one where none was certified.
+    diverges, ``nothing_fits``, none that emits more than exact, or ``nothing_gained``, as not even the loosest does.
+    p_value: of the rule's hypothesis; where it is exact, of the strictest rule that could not be certified.
     requests_needed: to certify a rule that never diverges.  divergence_share: mean over requests.
     """
 
@@ -149,24 +149,27 @@ def choose(paths: Sequence[Replayed], budget: float, confidence: float) -> Choic
         budget: above 0.
     """
     error = (1 - confidence) / len(paths)
-    best, best_path, reason, p_values = 0, paths[0], "nothing_fits", _p_values(paths[0], budget)
-    exact_p_value = p_values[0]
-    for replayed in paths:
-        its_p_values = _p_values(replayed, budget)
-        certified = control_fwer(its_p_values, error, "fixed_sequence")
-        if len(certified) > 1 and reason == "nothing_fits":
-            reason = "nothing_gained"
-        for index in certified:
-            if replayed.tokens_per_step[index] > best_path.tokens_per_step[best]:
-                best, best_path, reason, p_values = int(index), replayed, "certified", its_p_values
+    tested = [_p_values(replayed, budget) for replayed in paths]
+    certified = [control_fwer(p_values, error, "fixed_sequence") for p_values in tested]
+    pairs = [(place, int(index)) for place, indices in enumerate(certified) for index in indices]
+    # Of equals the first, and the first of all is exact.
+    place, index = max([(0, 0), *pairs], key=lambda pair: paths[pair[0]].tokens_per_step[pair[1]])
+    chosen, stop = paths[place], min(len(certified[0]), len(tested[0]) - 1)
+    if index:
+        reason, stop = "certified", index
+    elif not pairs:
+        reason = "not_enough"
+    else:
+        whole = all(len(its) == len(p_values) for its, p_values in zip(certified, tested, strict=True))
+        reason = "nothing_gained" if whole else "nothing_fits"
     return Choice(
-        rule=best_path.rules[best],
-        reason="not_enough" if exact_p_value > error else reason,
-        p_value=float(p_values[best if reason == "certified" else 1]),
-        num_requests=best_path.num_requests,
+        rule=chosen.rules[index],
+        reason=reason,
+        p_value=float(tested[place][stop]),
+        num_requests=chosen.num_requests,
         requests_needed=requests_needed(budget, confidence, len(paths)),
-        divergence_share=float(best_path.shares[best].mean()),
-        tokens_per_step=float(best_path.tokens_per_step[best]),
+        divergence_share=float(chosen.shares[index].mean()),
+        tokens_per_step=float(chosen.tokens_per_step[index]),
     )
 
 

@@ -50,14 +50,17 @@ def with_rules(
 def serving(
     domain: str, recorded: RecordedChains, thresholds: Thresholds, settings: VerificationSettings
 ) -> RecordedChains:
-    """The chains that were compared as the domain's rules would compare them under these thresholds."""
+    """The chains of times when similarities were compared as they would be under these thresholds.
+
+    All chains of such a time or none, the empty ones too: choosing by what a chain is would tilt the shares.
+    """
     if settings.calibrated(domain) == ("ngram",):
         return recorded
-    width = recorded.chain.shape[1]
-    apart = recorded.temperatures / np.array(thresholds.temperatures(width), np.float32)
-    beyond = np.arange(width) >= recorded.lengths[:, None]
-    near = (abs(apart - 1) <= _SAME_TEMPERATURE) | beyond
-    return recorded.select(near.all(-1) & (recorded.measure == settings.rule(domain).similarity))
+    lacking = max(0, len(thresholds.position_temperatures) + 1 - recorded.temperatures.shape[1])
+    then = np.pad(recorded.temperatures, ((0, 0), (0, lacking)), mode="edge")
+    apart = then / np.array(thresholds.temperatures(then.shape[1]), np.float32)
+    near = (abs(apart - 1) <= _SAME_TEMPERATURE).all(-1)
+    return recorded.select(near & (recorded.measure == settings.rule(domain).similarity))
 
 
 def replayed_paths(domain: str, chains: RecordedChains, settings: VerificationSettings) -> list[Replayed]:

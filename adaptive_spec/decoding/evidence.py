@@ -106,7 +106,7 @@ class EvidenceTaker:
     ) -> ChainEvidence:
         length = int(shown[-1][row])
         ids, own, strict, alike = (values[row, :length].tolist() for values in shown[:-1])
-        request = slot.request
+        request, thresholds = slot.request, release.for_domain(slot.request.domain)
         ends = () if request.params.ignore_eos else self._eos
         return ChainEvidence(
             request_id=request.request_id,
@@ -119,7 +119,7 @@ class EvidenceTaker:
             strict=tuple(strict),
             measure=measure,
             similarities=tuple(alike),
-            temperatures=release.for_domain(request.domain).temperatures(length),
+            temperatures=(*thresholds.position_temperatures, thresholds.temperature),
             most_emitted=next((place for place, token in enumerate(ids, 1) if token in ends), length + 1),
             at=at,
         )

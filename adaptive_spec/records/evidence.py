@@ -19,8 +19,9 @@ _COLUMNS = ("request_id", "chain", "target_tokens", "strict", "measure", "simila
 class RecordedChains:
     """The measured chains of one domain, padded to the longest, in the order of the steps.
 
-    chain, target_tokens: [chains, longest] int64; strict: [chains, longest] bool; similarities, temperatures: [chains,
-    longest] float32; all as in ``core.ChainEvidence``.  lengths, most_emitted: [chains] int64.
+    chain, target_tokens: [chains, longest] int64; strict: [chains, longest] bool; similarities: [chains, longest]
+    float32; temperatures: [chains, positions] float32, each row's last one repeated; all as in ``core.ChainEvidence``.
+    lengths, most_emitted: [chains] int64.
     measure: [chains] str, of the similarities.
     request_index: [chains] int64, numbers the domain's requests in order of time.
     """
@@ -92,9 +93,15 @@ def _arrays(rows: list[Any]) -> RecordedChains:
         target_tokens=padded("target_tokens", numpy.int64),
         strict=padded("strict", numpy.bool_),
         similarities=padded("similarities", numpy.float32),
-        temperatures=padded("temperatures", numpy.float32),
+        temperatures=_repeated([row.temperatures for row in rows]),
         lengths=lengths,
         most_emitted=numpy.array([row.most_emitted for row in rows], dtype=numpy.int64),
         measure=numpy.array([row.measure for row in rows]),
         request_index=numpy.array([requests.setdefault(row.request_id, len(requests)) for row in rows]),
     )
+
+
+def _repeated(values: list[NDArray[numpy.float32]]) -> NDArray[numpy.float32]:
+    """Rows of different lengths in one array, the last value of each repeated."""
+    width = max(map(len, values))
+    return numpy.stack([numpy.pad(row, (0, width - len(row)), mode="edge") for row in values])

@@ -143,7 +143,7 @@ class StepRow(Base):
 
 
 class EvidenceRow(Base):
-    """A chain measured whole.  Arrays have a value per token of the chain, which may be empty."""
+    """A chain measured whole.  Arrays but temperatures have a value per token of the chain, which may be empty."""
 
     __tablename__ = "evidence"
 

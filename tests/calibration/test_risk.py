@@ -106,7 +106,8 @@ def test_what_is_known_of_every_reason() -> None:
     assert (fits.reason, fits.rule.min_similarity, fits.divergence_share) == ("certified", 0.8, pytest.approx(0.02))
     nothing = choose([made([0, 0.04], 2000, [2000, 3000])], 0.03, 0.9)
     assert (nothing.reason, nothing.rule.verifier) == ("nothing_fits", "exact") and nothing.p_value > 0.1
-    idle = choose([made([0, 0, 0.2], 2000, [2000, 2000, 3000])], 0.03, 0.9)
+    assert choose([made([0, 0, 0.2], 2000, [2000, 2000, 3000])], 0.03, 0.9).reason == "nothing_fits"
+    idle = choose([made([0, 0, 0], 2000, [2000, 2000, 2000])], 0.03, 0.9)
     assert (idle.reason, idle.rule.verifier) == ("nothing_gained", "exact")
     anything = choose([made([0, 0.9], 1, [2000, 3000])], 1.0, 0.9)
     assert (anything.reason, anything.rule.verifier, anything.requests_needed) == ("certified", "logits", 1)

@@ -112,7 +112,7 @@ def test_similarities_are_those_of_the_two_models(pair: ModelPair, heard: Heard)
         assert seen.similarities == pytest.approx(alike.tolist(), abs=1e-4)
         assert list(seen.target_tokens) == target.argmax(-1).tolist()
         assert (seen.measure, seen.release, seen.most_emitted) == ("cosine", 3, len(seen.chain) + 1)
-        assert seen.temperatures == (1.7,) * len(seen.chain)
+        assert seen.temperatures == (1.7,)
 
 
 def test_an_answer_ends_where_a_chain_says_so(pair: ModelPair, heard: Heard) -> None:

@@ -105,7 +105,7 @@ def make_evidence(
     strict: tuple[bool, ...] = (True, False),
     measure: str = "tv",
     similarities: tuple[float, ...] = (0.75, 0.25),
-    temperature: float = 1.0,
+    temperatures: tuple[float, ...] = (1.0,),
     most_emitted: int | None = None,
 ) -> ChainEvidence:
     return ChainEvidence(
@@ -119,7 +119,7 @@ def make_evidence(
         strict=strict,
         measure=measure,
         similarities=similarities,
-        temperatures=(temperature,) * len(chain),
+        temperatures=temperatures,
         most_emitted=len(chain) + 1 if most_emitted is None else most_emitted,
         at=START + timedelta(seconds=step_index),
     )

@@ -11,7 +11,7 @@ def test_chains_come_back_padded_by_request_in_order_of_time(database: Database)
     record(
         database,
         make_evidence("late", 0, chain=(5, 6, 7), strict=(False, True, True), similarities=(0.5, 0.25, 1.0)),
-        make_evidence("a", 0, temperature=1.5, most_emitted=2),
+        make_evidence("a", 0, temperatures=(1.5, 2.0), most_emitted=2),
         make_evidence("late", 1, chain=(), strict=(), similarities=()),
         make_evidence("b", 0, domain="law", release=1, measure="js"),
     )
@@ -22,7 +22,7 @@ def test_chains_come_back_padded_by_request_in_order_of_time(database: Database)
     assert code.target_tokens.tolist() == [[9, 6, 7], [1, 9, 0], [0, 0, 0]]
     assert code.strict.tolist() == [[False, True, True], [True, False, False], [False] * 3]
     assert code.similarities.tolist() == [[0.5, 0.25, 1.0], [0.75, 0.25, 0.0], [0.0] * 3]
-    assert code.temperatures.tolist() == [[1.0] * 3, [1.5, 1.5, 0.0], [0.0] * 3]
+    assert code.temperatures.tolist() == [[1.0, 1.0], [1.5, 2.0], [1.0, 1.0]]
     assert (code.lengths.tolist(), code.most_emitted.tolist()) == ([3, 2, 0], [4, 2, 1])
     assert (code.request_index.tolist(), code.measure.tolist()) == ([0, 1, 0], ["tv"] * 3)
     assert (code.chain.dtype, code.strict.dtype, code.similarities.dtype) == (numpy.int64, bool, numpy.float32)
