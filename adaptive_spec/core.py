@@ -13,6 +13,7 @@ from typing import Any
 DEFAULT_DOMAIN = "default"
 DRAFTERS = ("model", "ngram", "combined")  # combined: n-gram where a long enough suffix matches, else the model
 VERIFIERS = ("exact", "ngram", "logits", "hybrid", "typical", "topk_relaxed")  # all but exact are relaxed
+CALIBRATED_VERIFIERS = ("ngram", "logits", "hybrid")  # whose thresholds are fitted to evidence
 SIMILARITIES = ("cosine", "kl", "reverse_kl", "js", "tv")
 _NUMBERS = {
     "ngram": ("ngram_size", "min_overlap"),

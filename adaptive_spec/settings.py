@@ -14,7 +14,7 @@ import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from adaptive_spec.core import Rule
+from adaptive_spec.core import CALIBRATED_VERIFIERS, Rule
 from adaptive_spec.errors import SettingsError
 
 CONFIG_VARIABLE = "ADAPTIVE_SPEC_CONFIG"
@@ -121,7 +121,7 @@ class VerificationSettings(_Section):
         chosen = (own,) if own != "exact" else () if domain in self.domain_verifiers else self.allowed
         if not self.evidence_share or not self.budget(domain):
             return ()
-        return tuple(name for name in ("ngram", "logits", "hybrid") if name in chosen)
+        return tuple(name for name in CALIBRATED_VERIFIERS if name in chosen)
 
     def permits(self, verifier: str, domain: str) -> bool:
         """Whether a request or a release may choose it."""

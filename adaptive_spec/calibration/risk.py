@@ -29,13 +29,13 @@ from mapie.risk_control import control_fwer
 from mapie.risk_control.methods import compute_hoeffding_bentkus_p_value
 from numpy.typing import NDArray
 
-from adaptive_spec.core import Rule
+from adaptive_spec.core import CALIBRATED_VERIFIERS, Rule
 from adaptive_spec.records.evidence import RecordedChains
 from adaptive_spec.verification.divergence import diverging_tokens
 from adaptive_spec.verification.exact import kept
 from adaptive_spec.verification.relaxed import comparing_passes
 
-REPLAYABLE = ("exact", "ngram", "logits", "hybrid")
+REPLAYABLE = ("exact", *CALIBRATED_VERIFIERS)
 _OVERLAPS = (1.0, 0.8, 0.75, 0.66, 0.6, 0.5, 0.4, 0.33, 0.25, 0.2, 0.0)
 _ALIKE = (0.99, 0.98, 0.97, 0.95, 0.93, *(round(0.9 - 0.05 * step, 2) for step in range(19)))  # down to 0
 _EARLIER_SHARE = 2 / 3  # of the requests, for the backtest

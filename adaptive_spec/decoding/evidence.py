@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adaptive_spec.core import ChainEvidence, Release, Request
+from adaptive_spec.core import CALIBRATED_VERIFIERS, ChainEvidence, Release, Request
 from adaptive_spec.decoding.propose import Chains
 from adaptive_spec.decoding.rules import Rules
 from adaptive_spec.decoding.sampling import Sampling
@@ -38,10 +38,12 @@ class EvidenceTaker:
         self._rules = rules
         self._eos = eos
         self._random = random.Random(f"evidence {seed}")
+        known = {settings.verifier, *settings.domain_verifiers.values(), *settings.allowed}
+        self._share = settings.evidence_share if known & set(CALIBRATED_VERIFIERS) else 0.0
 
     def choose(self, slots: list[Slot], release: Release) -> dict[int, str]:
         """The rows to measure in this step, each under the measure that its rule compares with; mostly none."""
-        if not self._settings.evidence_share or self._random.random() >= self._settings.evidence_share:
+        if not self._share or self._random.random() >= self._share:
             return {}
         return {
             row: self._rules.rule_of(slot.request, release).similarity
