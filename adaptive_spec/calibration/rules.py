@@ -28,8 +28,8 @@ def with_rules(
 ) -> dict[str, DomainCalibration]:
     """Return the calibrations with each domain's rule, and domains of which there is evidence alone under pooled ones.
 
-    A domain where no verifier is to be calibrated keeps the rule that it has, and so does ``POOLED``: a rule is
-    certified for one domain's traffic.  The report's ``rule`` says what was decided and why.
+    Domains where no verifier is to be calibrated have none, so that they run as the operator set them, and neither has
+    ``POOLED``: a rule is certified for one domain's traffic.  The report's ``rule`` says what was decided and why.
 
     Args:
         evidence: by domain, of the draft that the calibrations are for.
@@ -38,10 +38,10 @@ def with_rules(
     found: dict[str, DomainCalibration] = {}
     for domain in sorted({*calibrations, *evidence}):
         made = calibrations.get(domain) or _pooled(calibrations[POOLED])
-        live = (now.get(domain) or now.get(POOLED) or Thresholds()).rule
         if domain == POOLED or not settings.calibrated(domain):
-            found[domain] = replace(made, thresholds=replace(made.thresholds, rule=live))
+            found[domain] = replace(made, thresholds=replace(made.thresholds, rule=None))
             continue
+        live = (now.get(domain) or now.get(POOLED) or Thresholds()).rule
         rule, report = _calibrated(domain, evidence.get(domain), made.thresholds, settings, live)
         found[domain] = DomainCalibration(replace(made.thresholds, rule=rule), {**made.report, "rule": report})
     return found
