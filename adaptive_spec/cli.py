@@ -310,6 +310,44 @@ def simulate(
 
 
 @app.command()
+def risk(
+    domain: Domain = None,
+    release: Annotated[
+        int | None, typer.Option(min=0, help="The release whose draft; without it, the live one.")
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, help="How many resamplings.")] = 200,
+    seed: Annotated[int, typer.Option(help="Seed of the resamplings.")] = 0,
+    json_: Json = False,
+) -> None:
+    """How often verifiers' thresholds calibrated on the recorded traffic exceed the divergence budget."""
+    from adaptive_spec.bench.progress import Teller
+    from adaptive_spec.bench.risk import DomainRisk, recorded_risk
+    from adaptive_spec.settings import load_settings
+
+    settings, tell = load_settings(), Teller(sys.stderr)
+
+    def run(database: "Database") -> list[DomainRisk]:
+        return recorded_risk(
+            database, settings, domain=domain, release=release, num_samples=samples, seed=seed, tell=tell
+        )
+
+    rows = [found.to_dict() for found in _read_database(settings.records.url, run)]
+    columns = (
+        "domain",
+        "budget",
+        "allowed_share",
+        "exceeded_share",
+        "expected_exceeded_share",
+        "relaxed_share",
+        "divergence_share",
+        "tokens_per_step",
+        "tokens_per_step_exact",
+        "num_requests",
+    )
+    _show({"domains": rows}, rows, columns, json_)
+
+
+@app.command()
 def drift(url: Url = None, json_: Json = False) -> None:
     """Acceptance and calibration as drift detection sees them, and when they last changed."""
 
@@ -768,11 +806,11 @@ def _check_chart(chart: Path | None) -> None:
 
 def _show_calibrations(found: dict[str, Any], chart: Path | None, as_json: bool) -> None:
     from adaptive_spec.bench.calibration_chart import draw_calibrations
-    from adaptive_spec.serving.calibrations import row
+    from adaptive_spec.serving.calibrations import told
 
     if chart is not None:
         draw_calibrations(found["calibrations"], chart)
-    _show(found, [row(entry) for entry in found["calibrations"]], None, as_json)
+    _say(found, "\n\n".join(map(told, found["calibrations"])) or "None yet.", as_json)
 
 
 def _write_records(records: list[dict[str, Any]], file: Path | None) -> None:

@@ -1,7 +1,7 @@
 """The frozen dataclasses that cross rooms.  No behaviour beyond derived properties, no I/O, no torch.
 
-Who makes what: the decoder makes ``Step`` and ``Trace``; records stores them; calibration turns steps into
-``Thresholds``; learning turns traces into an adapter; releases bind both into a ``Release``.
+Who makes what: the decoder makes ``Step``, ``ChainEvidence`` and ``Trace``; records stores them; calibration turns
+steps and evidence into ``Thresholds``; learning turns traces into an adapter; releases bind both into a ``Release``.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,15 @@ from typing import Any
 DEFAULT_DOMAIN = "default"
 DRAFTERS = ("model", "ngram", "combined")  # combined: n-gram where a long enough suffix matches, else the model
 VERIFIERS = ("exact", "ngram", "logits", "hybrid", "typical", "topk_relaxed")  # all but exact are relaxed
+CALIBRATED_VERIFIERS = ("ngram", "logits", "hybrid")  # whose thresholds are fitted to evidence
 SIMILARITIES = ("cosine", "kl", "reverse_kl", "js", "tv")
+_NUMBERS = {
+    "ngram": ("ngram_size", "min_overlap"),
+    "logits": ("similarity", "min_similarity"),
+    "hybrid": ("ngram_size", "min_overlap", "similarity", "min_similarity"),
+    "typical": ("typical_epsilon", "typical_delta"),
+    "topk_relaxed": ("relaxed_top_k", "relaxed_delta"),
+}
 POOLED = "*"  # key of the thresholds that serve every domain without its own
 
 
@@ -120,6 +128,34 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class ChainEvidence:
+    """A chain measured whole, also past the token where verification stopped, so that any threshold can be replayed.
+
+    chain, target_tokens: what was proposed, and the target's argmax at the same positions, after penalties.
+    strict: exact verification's verdict on each position, the tokens before taken as given; of a sampled row, with the
+    uniforms that the step drew.  measure, similarities: one of SIMILARITIES, and target to draft at each position.
+    greedy, temperature: similarities compare the draft after its logits were divided by the domain's calibration
+    temperature where the request was greedy, else by its sampling temperature and the request's own.
+    most_emitted: tokens that the step emits when it keeps all: chain and bonus token, or up to what ends the answer.
+    """
+
+    request_id: str
+    domain: str
+    release: int
+    step_index: int
+    drafter: str
+    chain: tuple[int, ...]
+    target_tokens: tuple[int, ...]
+    strict: tuple[bool, ...]
+    measure: str
+    similarities: tuple[float, ...]
+    greedy: bool
+    temperature: float
+    most_emitted: int
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class FinishedRequest:
     """The summary of a request, written once when it ends."""
 
@@ -178,6 +214,11 @@ class Rule:
     typical_delta: float = 0.3
     relaxed_top_k: int = 10
     relaxed_delta: float = 0.3
+
+    @property
+    def numbers(self) -> dict[str, float | int | str]:
+        """Those that its verifier reads, by name."""
+        return {name: getattr(self, name) for name in _NUMBERS.get(self.verifier, ())}
 
 
 @dataclass(frozen=True, slots=True)

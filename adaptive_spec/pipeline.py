@@ -17,6 +17,7 @@ from pathlib import Path
 
 from adaptive_spec.calibration.calibrate import KEPT, DomainCalibration, calibrate
 from adaptive_spec.calibration.cost import CostModel
+from adaptive_spec.calibration.rules import with_rules
 from adaptive_spec.core import POOLED, Release
 from adaptive_spec.errors import GateRefused, RunError
 from adaptive_spec.learning.heat import COLD_START, HeatFit
@@ -24,8 +25,9 @@ from adaptive_spec.learning.judge import read_judgement
 from adaptive_spec.learning.run import ADAPTER_NAME, REPORT_NAME
 from adaptive_spec.records.calibrations import add_calibration
 from adaptive_spec.records.database import Database
+from adaptive_spec.records.evidence import RecordedChains, recorded_chains
 from adaptive_spec.records.observations import Observations, ngram_acceptance, observations
-from adaptive_spec.records.releases import next_version
+from adaptive_spec.records.releases import next_version, same_draft
 from adaptive_spec.records.runs import create_run, get_run, update_run
 from adaptive_spec.releases.bundle import write_bundle
 from adaptive_spec.releases.gate import GateReport, gate
@@ -68,7 +70,7 @@ class Pipeline:
             version = next_version(self.database)
             if not report.passed:
                 self._refuse(run_id, version, live, report)
-            calibrations = with_heats(self._calibrated(judgement.observations, live), judgement.heats)
+            calibrations = with_heats(self._calibrated(judgement.observations, live, {}), judgement.heats)
             self._tell(run_id, "publish")
             release = self._publish(version, work, calibrations, report, live)
             update_run(self.database, run_id, state="passed", release=version, report=report.to_dict())
@@ -97,12 +99,12 @@ class Pipeline:
         if domain is not None and after_step:
             seen.pop(domain, None)
             seen |= observations(self.database, release=live.version, domain=domain, after_step=after_step)
-        fitted = self._calibrated(seen, live)
+        fitted = self._calibrated(seen, live, self._evidence(live, domain, after_step))
         if domain is not None:
             fitted = {name: calibration for name, calibration in fitted.items() if name == domain}
         thresholds = {**live.thresholds, **{name: c.thresholds for name, c in fitted.items()}}
-        changed = any(c.source != KEPT for c in fitted.values()) and thresholds != dict(live.thresholds)
-        if not changed:
+        learned = any(c.source != KEPT or c.report.get("rule", {}).get("num_requests") for c in fitted.values())
+        if not learned or thresholds == dict(live.thresholds):
             self._record(fitted, live.version)
             return fitted, live.version
         version = next_version(self.database)
@@ -131,8 +133,10 @@ class Pipeline:
         if child is not None and child.poll() is None:
             child.send_signal(signal.SIGTERM)
 
-    def _calibrated(self, seen: Mapping[str, Observations], live: Release) -> dict[str, DomainCalibration]:
-        return calibrate(
+    def _calibrated(
+        self, seen: Mapping[str, Observations], live: Release, evidence: Mapping[str, RecordedChains]
+    ) -> dict[str, DomainCalibration]:
+        fitted = calibrate(
             seen,
             self.cost.measured,
             self.settings.calibration,
@@ -140,6 +144,16 @@ class Pipeline:
             dict(live.thresholds),
             ngram=ngram_acceptance(self.database),
         )
+        return with_rules(fitted, evidence, self.settings.verification, live.thresholds)
+
+    def _evidence(self, live: Release, domain: str | None, after_step: int) -> dict[str, RecordedChains]:
+        """What was measured of the live draft's chains, under whichever thresholds."""
+        releases = same_draft(self.database, live.version)
+        found = recorded_chains(self.database, releases=releases)
+        if domain is not None and after_step:
+            found.pop(domain, None)
+            found |= recorded_chains(self.database, releases=releases, domain=domain, after_step=after_step)
+        return found
 
     def _train(self, run_id: int, work: Path) -> None:
         settings_file = work / "settings.json"

@@ -181,7 +181,13 @@ class Service:
         if not records.enabled:
             return Listeners(on_event=writer.event)
         return Listeners(
-            writer.on_step, writer.on_finish, writer.on_trace, writer.event, records.trace_top_k, records.trace_share
+            writer.on_step,
+            writer.on_finish,
+            writer.on_trace,
+            writer.event,
+            records.trace_top_k,
+            records.trace_share,
+            writer.on_evidence,
         )
 
     def _run(self, run_id: int) -> None:

@@ -6,7 +6,7 @@ variables are ADAPTIVE_SPEC_<SECTION>__<NAME>.  Flags arrive as the ``overrides`
 
 import os
 import tomllib
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,7 +14,7 @@ import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from adaptive_spec.core import Rule
+from adaptive_spec.core import CALIBRATED_VERIFIERS, Rule
 from adaptive_spec.errors import SettingsError
 
 CONFIG_VARIABLE = "ADAPTIVE_SPEC_CONFIG"
@@ -76,6 +76,8 @@ class VerificationSettings(_Section):
     divergence_budget: float = Field(default=0.02, ge=0, le=1)  # largest share of diverging tokens; 0: exact
     domain_budgets: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field(default_factory=dict)
     budget_window_tokens: int = Field(default=1000, ge=1)  # unspent budget is kept for so many tokens
+    budget_confidence: float = Field(default=0.9, gt=0, lt=1)  # that calibrated thresholds keep the budget
+    evidence_share: float = Field(default=0.05, ge=0, le=1)  # of steps measured for that; 0: thresholds stay as set
     ngram_size: int = Field(default=2, ge=1, le=16)
     min_overlap: float = Field(default=0.5, ge=0, le=1)
     similarity: Literal["cosine", "kl", "reverse_kl", "js", "tv"] = "tv"
@@ -89,6 +91,37 @@ class VerificationSettings(_Section):
         """The rule of a domain for which no request and no release says another."""
         numbers = {field.name: getattr(self, field.name) for field in fields(Rule)}
         return Rule(**{**numbers, "verifier": self.domain_verifiers.get(domain, self.verifier)})
+
+    def choice(self, domain: str, learned: Rule | None, wanted: str | None = None) -> Rule:
+        """The rule in force: the request's verifier, else the operator's for the domain, the release's, the setting's.
+
+        What a release learned for one verifier says nothing of another, so its numbers serve that verifier alone.  It
+        may always fall back to ``exact``.
+
+        Args:
+            learned: the rule that the release has for the domain.
+            wanted: the verifier that a request names.
+        """
+        configured = self.rule(domain)
+        verifier = configured.verifier
+        if learned is not None and self.permits(learned.verifier, domain):
+            bound = domain in self.domain_verifiers and learned.verifier != "exact"
+            verifier = verifier if bound else learned.verifier
+        verifier = wanted or verifier
+        numbers = learned if learned is not None and learned.verifier == verifier else configured
+        return replace(numbers, verifier=verifier)
+
+    def calibrated(self, domain: str) -> tuple[str, ...]:
+        """The relaxed verifiers whose thresholds are fitted to a domain's evidence; none where nothing may relax.
+
+        The one that the operator set, else, where the operator did not set ``exact`` for the very domain, the allowed
+        ones.  ``typical`` and ``topk_relaxed`` stay as they are set.
+        """
+        own = self.domain_verifiers.get(domain, self.verifier)
+        chosen = (own,) if own != "exact" else () if domain in self.domain_verifiers else self.allowed
+        if not self.evidence_share or not self.budget(domain):
+            return ()
+        return tuple(name for name in CALIBRATED_VERIFIERS if name in chosen)
 
     def permits(self, verifier: str, domain: str) -> bool:
         """Whether a request or a release may choose it."""

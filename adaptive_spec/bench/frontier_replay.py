@@ -5,7 +5,7 @@ chains would start from other texts.  ``frontier_live`` decodes some points for 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -16,8 +16,7 @@ from adaptive_spec.bench.frontier_record import Recording
 from adaptive_spec.core import SIMILARITIES, Rule, StepCost
 from adaptive_spec.verification.divergence import diverging_tokens, within_allowance
 from adaptive_spec.verification.exact import kept
-from adaptive_spec.verification.hybrid import hybrid_passes
-from adaptive_spec.verification.ngram import ngram_passes
+from adaptive_spec.verification.relaxed import comparing_passes
 
 _OVERLAPS = (0.0, 0.2, 0.25, 0.33, 0.4, 0.5, 0.6, 0.66, 0.75, 0.8, 1.0)
 _ALIKE = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.98, 0.99)
@@ -67,28 +66,15 @@ def passes(rule: Rule, recorded: Recording, chain_length: int) -> Tensor:
     def of(name: str) -> Tensor:
         return torch.from_numpy(getattr(recorded, name)[:, :chain_length])
 
-    def alike() -> Tensor:
-        return torch.from_numpy(recorded.similarity[rule.similarity][:, :chain_length])
+    def alike(rows: list[int]) -> Tensor:
+        return torch.from_numpy(recorded.similarity[rule.similarity][rows, :chain_length])
 
-    chain, own = of("chain"), of("target_tokens")
-    lengths = torch.full((len(recorded),), chain_length)
     match rule.verifier:
         case "exact":
             return of("strict")
-        case "ngram":
-            return ngram_passes(chain, own, lengths, rule.ngram_size, rule.min_overlap)
-        case "logits":
-            return alike() >= rule.min_similarity
-        case "hybrid":
-            return hybrid_passes(
-                chain,
-                own,
-                lengths,
-                rule.ngram_size,
-                rule.min_overlap,
-                lambda rows: alike()[rows],
-                rule.min_similarity,
-            )
+        case "ngram" | "logits" | "hybrid":
+            lengths = torch.full((len(recorded),), chain_length)
+            return comparing_passes(rule, of("chain"), of("target_tokens"), lengths, alike)
         case "typical":
             floor = (rule.typical_delta * (-of("entropy_nats")).exp()).clamp_max(rule.typical_epsilon)
             return of("token_probs") > floor
@@ -149,19 +135,6 @@ def frontier(points: Sequence[Point]) -> list[Point]:
 def best_within(points: Sequence[Point], divergence_share: float) -> Point | None:
     """The fastest point that diverges at most so much; None when all diverge more."""
     return max((p for p in points if p.divergence_share <= divergence_share), key=lambda p: p.speed, default=None)
-
-
-def numbers(rule: Rule) -> dict[str, float | int | str]:
-    """The numbers that a rule's verifier reads, by the names of the settings."""
-    used = {
-        "exact": (),
-        "ngram": ("ngram_size", "min_overlap"),
-        "logits": ("similarity", "min_similarity"),
-        "hybrid": ("ngram_size", "min_overlap", "similarity", "min_similarity"),
-        "typical": ("typical_epsilon", "typical_delta"),
-        "topk_relaxed": ("relaxed_top_k", "relaxed_delta"),
-    }[rule.verifier]
-    return {field.name: getattr(rule, field.name) for field in fields(Rule) if field.name in used}
 
 
 def _mean(values: np.ndarray) -> float:

@@ -6,7 +6,7 @@ from typing import Any
 
 from adaptive_spec.bench.frontier import Frontier, FrontierPlan
 from adaptive_spec.bench.frontier_live import Live
-from adaptive_spec.bench.frontier_replay import Point, best_within, frontier, numbers
+from adaptive_spec.bench.frontier_replay import Point, best_within, frontier
 from adaptive_spec.bench.tasks import interval
 
 BUDGETS = (0.0, 0.005, 0.01, 0.02, 0.05)
@@ -46,7 +46,7 @@ def _figures(found: Frontier) -> Iterator[dict[str, Any]]:
 def _point(point: Point) -> dict[str, Any]:
     return {
         "verifier": point.rule.verifier,
-        "thresholds": numbers(point.rule),
+        "thresholds": point.rule.numbers,
         "chain_length": point.chain_length,
         "speed": point.speed,
         "tokens_per_step": point.tokens_per_step,

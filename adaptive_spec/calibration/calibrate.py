@@ -51,14 +51,23 @@ class _Learnt:
 
 
 class Calibrator:
-    """Fits with one cost and one set of settings."""
+    """Fits with one cost and one set of settings.
+
+    warmth: what is believed of it where all recorded requests have the same temperature.
+    """
 
     def __init__(
-        self, costs: Mapping[int, StepCost], settings: CalibrationSettings, max_chain_length: int, seed: int = 0
+        self,
+        costs: Mapping[int, StepCost],
+        settings: CalibrationSettings,
+        max_chain_length: int,
+        warmth: float = 0.0,
+        seed: int = 0,
     ) -> None:
         self._costs = costs
         self._settings = settings
         self._longest = min(max_chain_length, len(costs[1].verify_seconds) - 1)
+        self._warmth = warmth
         self._seed = seed
 
     def is_small(self, observed: Observations) -> bool:
@@ -67,7 +76,7 @@ class Calibrator:
 
     def learn(self, observed: Observations, pooled: Thresholds | None = None) -> _Learnt:
         """Fit scaling and lengths; ``pooled`` is what a domain's own numbers are blended with."""
-        fit = fit_scaling(observed, pooled.scaling if pooled else None, self._settings)
+        fit = fit_scaling(observed, pooled.scaling if pooled else None, self._settings, self._warmth)
         thresholds, report = choose_threshold(observed, fit.scaling, self._costs, self._longest, self._seed)
         if pooled is not None:
             thresholds = replace(thresholds, survival=self._blended(thresholds.survival, observed, pooled.survival))
@@ -211,7 +220,7 @@ def _fitted(
     """What the draft model's chains teach.  now: of every domain there is."""
     by_domain = {domain: observed for domain, observed in sorted(observations.items()) if domain != POOLED}
     everything = pool(list(by_domain.values()))
-    calibrator = Calibrator(costs, settings, max_chain_length, seed)
+    calibrator = Calibrator(costs, settings, max_chain_length, now[POOLED].warmth, seed)
     if calibrator.is_small(everything):
         return {domain: _kept(domain, by_domain, thresholds) for domain, thresholds in sorted(now.items())}
     pooled = calibrator.learn(everything)

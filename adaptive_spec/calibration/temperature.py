@@ -105,20 +105,25 @@ def check_calibration(observed: Observations, scaling: Scaling, bins: int = 10, 
 
 
 def fit_scaling(
-    observed: Observations, pooled: Scaling | None = None, settings: CalibrationSettings | None = None
+    observed: Observations,
+    pooled: Scaling | None = None,
+    settings: CalibrationSettings | None = None,
+    believed_warmth: float = 0.0,
 ) -> ScalingFit:
     """Fit P(accepted) as ``core.Scaling`` says, by maximum likelihood, and blend it with the pooled scaling.
 
     The blend has weight n / (n + blend_observations) on the domain's own fit, geometric in the temperature; there is
     none without ``pooled``.  Where all requests have the same temperature its effect cannot be told from the offset:
-    the pooled one is believed, or none.
+    the pooled one is believed.
 
     Args:
         observed: reached positions only.
         pooled: the scaling over all domains, which a domain that cannot be fitted gets.
+        believed_warmth: what is believed where there is no pooled one.
     """
     settings = settings or CalibrationSettings()
-    accepted, num, fallback = observed.accepted, len(observed.accepted), pooled or Scaling()
+    accepted, num = observed.accepted, len(observed.accepted)
+    fallback = pooled or Scaling(warmth=believed_warmth)
     if num < settings.min_observations:
         return ScalingFit(fallback, num, COLD_START)
     if accepted.all() or not accepted.any():

@@ -19,6 +19,7 @@ from adaptive_spec.calibration.cost import CostKeeper, CostModel
 from adaptive_spec.core import Position, Release, Request, Step
 from adaptive_spec.decoding.cache import RaggedCache
 from adaptive_spec.decoding.check import check_request
+from adaptive_spec.decoding.evidence import EvidenceTaker
 from adaptive_spec.decoding.failures import failure
 from adaptive_spec.decoding.listeners import GuardedListeners, Listeners
 from adaptive_spec.decoding.prefix import PrefixCache
@@ -67,6 +68,7 @@ class Decoder:
         self.filling: list[Slot] = []
         self._random = random.Random(seed)
         self._eos = frozenset(pair.eos_token_ids)
+        self.evidence = EvidenceTaker(self.verification, self.rules, self._eos, seed)
         for model in (pair.target, pair.draft):
             exchange_linears(model)
             group_queries(model)
@@ -154,7 +156,9 @@ class Decoder:
     def step(self) -> None:
         """Run one step for every live row."""
         sampling, relaxation = self._sampling(self.slots), self.rules.plan(self.slots, self.release)
-        chains = self.proposer.propose(self.slots, sampling, compares=self.compares or relaxation is not None)
+        measured = self.evidence.choose(self.slots, self.release) if self.listeners.wants_evidence else {}
+        compares = self.compares or relaxation is not None or bool(measured)
+        chains = self.proposer.propose(self.slots, sampling, compares)
         began = time.perf_counter()
         last = on_device([[slot.tokens[-1]] for slot in self.slots], self.pair.device)
         rows, starts = list(range(len(self.slots))), [slot.target_length for slot in self.slots]
@@ -162,7 +166,10 @@ class Decoder:
         verdict = self.judge_step(logits, chains, sampling, relaxation)
         seconds = time.perf_counter() - began
         self.proposer.note_cost(chains, max(starts), seconds)
+        taken = self.evidence.take(measured, self.slots, logits, chains, sampling, self.release) if measured else ()
         self._emit(self.slots, chains, verdict, seconds, relaxation)
+        for evidence in taken:
+            self.listeners.on_evidence(evidence)
         for row in reversed([row for row, slot in enumerate(self.slots) if slot.finish_reason]):
             self._leave(row)
 

@@ -5,14 +5,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from adaptive_spec.core import FinishedRequest, Step, Trace
+from adaptive_spec.core import ChainEvidence, FinishedRequest, Step, Trace
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    """Who hears of outcomes.  ``trace_top_k`` 0 keeps no traces."""
+    """Who hears of outcomes.  ``trace_top_k`` 0 keeps no traces; without ``on_evidence`` no chain is measured whole."""
 
     on_step: Callable[[Step], None] = lambda _: None
     on_finish: Callable[[FinishedRequest], None] = lambda _: None
@@ -20,6 +20,7 @@ class Listeners:
     on_event: Callable[[str, dict[str, Any], str], None] = lambda kind, detail, domain: None
     trace_top_k: int = 0
     trace_share: float = 1.0
+    on_evidence: Callable[[ChainEvidence], None] | None = None
 
 
 class GuardedListeners:
@@ -28,6 +29,7 @@ class GuardedListeners:
     def __init__(self, listeners: Listeners) -> None:
         self.trace_top_k = listeners.trace_top_k
         self.trace_share = listeners.trace_share
+        self.wants_evidence = listeners.on_evidence is not None
         self.num_failures = 0
         self._listeners = listeners
 
@@ -39,6 +41,10 @@ class GuardedListeners:
 
     def on_trace(self, trace: Trace) -> None:
         self._tell(self._listeners.on_trace, trace)
+
+    def on_evidence(self, evidence: ChainEvidence) -> None:
+        if self._listeners.on_evidence is not None:
+            self._tell(self._listeners.on_evidence, evidence)
 
     def on_event(self, kind: str, detail: dict[str, Any], domain: str) -> None:
         self._tell(self._listeners.on_event, kind, detail, domain)

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -41,21 +41,11 @@ class Rules:
         self._settings = settings
         self._on_event = on_event
         self._turn = 0
-        self._choose = lru_cache(maxsize=1024)(self._choice)  # asked for every row of every step
+        self._choose = lru_cache(maxsize=1024)(settings.choice)  # asked for every row of every step
 
     def rule_of(self, request: Request, release: Release) -> Rule:
-        """The request's choice, else the operator's for the domain, else the release's, else the setting."""
-        return self._choose(request.params.verifier, request.domain, release.for_domain(request.domain).rule)
-
-    def _choice(self, wanted: str | None, domain: str, learned: Rule | None) -> Rule:
-        settings = self._settings
-        configured = settings.rule(domain)
-        numbers = learned or configured
-        if wanted is not None:
-            return replace(numbers, verifier=wanted)
-        if learned is None or domain in settings.domain_verifiers or not settings.permits(learned.verifier, domain):
-            return replace(numbers, verifier=configured.verifier)
-        return learned
+        """The rule that ``VerificationSettings.choice`` finds for a request."""
+        return self._choose(request.domain, release.for_domain(request.domain).rule, request.params.verifier)
 
     def is_exact(self, request: Request, release: Release) -> bool:
         """Whether nothing but exact verification can judge a request."""

@@ -73,6 +73,33 @@ class Verdict:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What the target's forward says of chains before any relaxed rule is asked.
+
+    adjusted: [rows, chain + 1, vocab], logits after penalties.  own: [rows, chain + 1], their argmax.
+    probs: [rows, chain + 1, vocab], what rows sample from; None when every row is greedy.
+    strict: [rows, chain] bool, exact verification's verdict on each position.
+    """
+
+    adjusted: Tensor
+    own: Tensor
+    probs: Tensor | None
+    strict: Tensor
+
+
+def look(slots: list[Slot], logits: Tensor, chains: Chains, sampling: Sampling | None) -> Look:
+    """See how exact verification finds every position of every chain.  Arguments are those of ``judge``."""
+    ids, width = chains.ids, chains.ids.shape[1]
+    adjusted = penalised(slots, logits, ids, 0)
+    own = best_tokens(adjusted)
+    if sampling is None:
+        return Look(adjusted, own, None, accepts_greedy(own, ids))
+    assert chains.probs is not None
+    probs = processed_probs(adjusted, sampling.processing)
+    return Look(adjusted, own, probs, accepts_sampled(probs, chains.probs, ids, sampling.accept[:, :width]))
+
+
 def judge(
     slots: list[Slot], logits: Tensor, chains: Chains, sampling: Sampling | None, relaxation: Relaxation | None = None
 ) -> Verdict:
@@ -84,22 +111,16 @@ def judge(
         relaxation: None when every row is verified exactly.
     """
     ids, lengths, width = chains.ids, chains.lengths, chains.ids.shape[1]
-    adjusted = penalised(slots, logits, ids, 0)
-    own, probs = best_tokens(adjusted), None
-    if sampling is None:
-        strict = accepts_greedy(own, ids)
-    else:
-        assert chains.probs is not None
-        probs = processed_probs(adjusted, sampling.processing)
-        strict = accepts_sampled(probs, chains.probs, ids, sampling.accept[:, :width])
+    seen = look(slots, logits, chains, sampling)
+    adjusted, probs, strict = seen.adjusted, seen.probs, seen.strict
     accepted, passes, evidence = strict, strict, None
     if relaxation is not None and width:
-        evidence = _evidence(adjusted, own, probs, chains, sampling)
+        evidence = evidence_of(seen, chains, sampling)
         passes = _relaxed_passes(strict, relaxation, evidence)
         accepted = within_allowance(strict, passes, on_device(relaxation.allowance, logits.device))
     num_accepted = kept(accepted, lengths)
     if probs is None:
-        next_tokens = next_greedy(own, num_accepted)
+        next_tokens = next_greedy(seen.own, num_accepted)
         overlaps = (torch.arange(width, device=logits.device) < num_accepted[:, None]).float()
     else:
         assert chains.probs is not None and sampling is not None
@@ -115,20 +136,20 @@ def judge(
     return verdict
 
 
-def _evidence(
-    adjusted: Tensor, own: Tensor, probs: Tensor | None, chains: Chains, sampling: Sampling | None
-) -> Evidence:
+def evidence_of(seen: Look, chains: Chains, sampling: Sampling | None) -> Evidence:
+    """What relaxed rules may ask for; the chains must have been drafted with ``compares``."""
+
     def target(rows: list[int]) -> Tensor:
-        greedy = adjusted[rows, :-1].float().log_softmax(-1)
-        if probs is None or sampling is None:
+        greedy = seen.adjusted[rows, :-1].float().log_softmax(-1)
+        if seen.probs is None or sampling is None:
             return greedy
-        return torch.where(sampling.processing.greedy[rows][:, None, None], greedy, probs[rows, :-1].log())
+        return torch.where(sampling.processing.greedy[rows][:, None, None], greedy, seen.probs[rows, :-1].log())
 
     def draft(rows: list[int]) -> Tensor:
         assert chains.log_probs is not None
         return chains.log_probs[rows]
 
-    return Evidence(chains.ids, own[:, :-1], chains.lengths, target, draft)
+    return Evidence(chains.ids, seen.own[:, :-1], chains.lengths, target, draft)
 
 
 def _relaxed_passes(strict: Tensor, relaxation: Relaxation, evidence: Evidence) -> Tensor:

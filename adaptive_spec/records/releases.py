@@ -97,6 +97,18 @@ def list_releases(database: Database) -> list[ReleaseRecord]:
         ]
 
 
+def same_draft(database: Database, version: int) -> frozenset[int]:
+    """Return the releases that draft with the weights of this one: calibrations of one another, itself included."""
+    records = {record.version: record for record in list_releases(database)}
+
+    def origin(of: int) -> int:
+        while of in records and records[of].report.get("kind") == "calibration":
+            of = records[of].parent or 0
+        return of
+
+    return frozenset(other for other in (0, *records) if origin(other) == origin(version)) | {version}
+
+
 def next_version(database: Database) -> int:
     """Return the smallest version above all stored ones."""
     with database.session_scope(read_only=True) as session:

@@ -46,19 +46,26 @@ class UtcDateTime(TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
-class Floats(TypeDecorator[Sequence[float]]):
-    """A short list of numbers as little-endian float32: what the decoder computed, at an eighth of the JSON."""
+class Packed(TypeDecorator[Sequence[float]]):
+    """A short list of numbers as the bytes of an array of one dtype: an eighth of the JSON."""
 
     impl = LargeBinary
     cache_ok = True
 
+    def __init__(self, dtype: str) -> None:
+        super().__init__()
+        self.dtype = dtype
+
     def process_bind_param(self, value: Sequence[float] | None, dialect: Dialect) -> bytes | None:
         """Pack."""
-        return None if value is None else numpy.asarray(value, dtype="<f4").tobytes()
+        return None if value is None else numpy.asarray(value, dtype=self.dtype).tobytes()
 
     def process_result_value(self, value: bytes | None, dialect: Dialect) -> Any:
         """Unpack to a numpy array."""
-        return None if value is None else numpy.frombuffer(value, dtype="<f4")
+        return None if value is None else numpy.frombuffer(value, dtype=self.dtype)
+
+
+Floats, Tokens, Flags = Packed("<f4"), Packed("<i4"), Packed("?")
 
 
 class Base(DeclarativeBase):
@@ -133,6 +140,33 @@ class StepRow(Base):
     __table_args__ = (
         Index(None, "request_id", "step_index", unique=True),
         Index(None, "domain", "release", "at"),
+    )
+
+
+class EvidenceRow(Base):
+    """A chain measured whole.  Arrays have a value per token of the chain, which may be empty."""
+
+    __tablename__ = "evidence"
+
+    id: Mapped[int] = mapped_column(RowId, primary_key=True)
+    request_id: Mapped[str]
+    step_index: Mapped[int]
+    domain: Mapped[str]
+    release: Mapped[int]
+    drafter: Mapped[str]
+    chain: Mapped[Any] = mapped_column(Tokens, nullable=False)
+    target_tokens: Mapped[Any] = mapped_column(Tokens, nullable=False)
+    strict: Mapped[Any] = mapped_column(Flags, nullable=False)
+    measure: Mapped[str]
+    similarities: Mapped[Any] = mapped_column(Floats, nullable=False)
+    greedy: Mapped[bool]
+    temperature: Mapped[float]
+    most_emitted: Mapped[int]
+    at: Mapped[datetime]
+
+    __table_args__ = (
+        Index(None, "request_id", "step_index", unique=True),
+        Index(None, "domain", "release"),
     )
 
 

@@ -10,14 +10,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
 
-from adaptive_spec.core import FinishedRequest, Step, Trace
+from adaptive_spec.core import ChainEvidence, FinishedRequest, Step, Trace
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.events import event_row
-from adaptive_spec.records.tables import Base, EventRow, RequestRow, StepRow
+from adaptive_spec.records.tables import Base, EventRow, EvidenceRow, RequestRow, StepRow
 from adaptive_spec.records.traces import TraceStore
 from adaptive_spec.settings import RecordSettings
 
@@ -26,9 +27,14 @@ logger = logging.getLogger(__name__)
 _BATCH_ROWS = 1_000
 _RETRY_SECONDS = (0.1, 5.0)  # first and longest wait while the database is away
 _OUTAGE = (OperationalError, InterfaceError, OSError)
-_TABLES: dict[type, type[Base]] = {Step: StepRow, FinishedRequest: RequestRow, dict: EventRow}
+_TABLES: dict[type, type[Base]] = {
+    Step: StepRow,
+    ChainEvidence: EvidenceRow,
+    FinishedRequest: RequestRow,
+    dict: EventRow,
+}
 
-Item = Step | FinishedRequest | Trace | dict[str, Any]
+Item = Step | ChainEvidence | FinishedRequest | Trace | dict[str, Any]
 
 
 class Writer:
@@ -65,6 +71,11 @@ class Writer:
         """Queue a step."""
         if self._settings.enabled:
             self._put(step)
+
+    def on_evidence(self, evidence: ChainEvidence) -> None:
+        """Queue a measured chain.  The decoder has already chosen which may be recorded."""
+        if self._settings.enabled:
+            self._put(evidence)
 
     def on_finish(self, request: FinishedRequest) -> None:
         """Queue the summary of a request."""
@@ -179,11 +190,16 @@ class Writer:
             logger.warning("unfinished trace shards are left for the next start: %s", error)
 
 
-def row_of(item: Step | FinishedRequest | dict[str, Any]) -> dict[str, Any]:
+def row_of(item: Step | ChainEvidence | FinishedRequest | dict[str, Any]) -> dict[str, Any]:
     """Return what the database stores of an item."""
-    if isinstance(item, Step):
-        return _step_row(item)
-    return _request_row(item) if isinstance(item, FinishedRequest) else item
+    match item:
+        case Step():
+            return _step_row(item)
+        case ChainEvidence():
+            return asdict(item)
+        case FinishedRequest():
+            return _request_row(item)
+    return item
 
 
 def _step_row(step: Step) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from adaptive_spec.core import FinishedRequest, Step, Trace
+from adaptive_spec.core import ChainEvidence, FinishedRequest, Step, Trace
 from adaptive_spec.decoding.listeners import Listeners
 
 
@@ -12,12 +12,14 @@ class Heard:
         self.finished: list[FinishedRequest] = []
         self.traces: list[Trace] = []
         self.events: list[tuple[str, dict[str, Any], str]] = []
+        self.evidence: list[ChainEvidence] = []
         self.listeners = Listeners(
             self.steps.append,
             self.finished.append,
             self.traces.append,
             lambda *event: self.events.append(event),
             trace_top_k=8,
+            on_evidence=self.evidence.append,
         )
 
     def reasons(self) -> dict[str, str]:

@@ -177,10 +177,13 @@ def test_a_request_chooses_within_what_is_allowed(pair: ModelPair, heard: Heard)
 @pytest.mark.parametrize(
     ("verification", "wanted"),
     [
-        (VerificationSettings(), ("exact", 0.9)),  # a release chooses nothing that the operator has not allowed
+        (VerificationSettings(), ("exact", 0.7)),  # a release chooses nothing that the operator has not allowed
         (VerificationSettings(allowed=("logits",)), ("logits", 0.9)),
-        (VerificationSettings(allowed=("logits",), domain_verifiers={"code": "ngram"}), ("ngram", 0.9)),
-        (VerificationSettings(verifier="typical"), ("typical", 0.9)),
+        (VerificationSettings(verifier="logits"), ("logits", 0.9)),
+        (VerificationSettings(domain_verifiers={"code": "logits"}), ("logits", 0.9)),
+        # Numbers that were learned for one verifier say nothing of another, which may share them.
+        (VerificationSettings(allowed=("logits",), domain_verifiers={"code": "hybrid"}), ("hybrid", 0.7)),
+        (VerificationSettings(verifier="typical"), ("typical", 0.7)),
     ],
 )
 def test_the_operator_bounds_what_a_release_chooses(
@@ -193,6 +196,15 @@ def test_the_operator_bounds_what_a_release_chooses(
     assert (found.verifier, found.min_similarity) == wanted
     untouched = engine.decoder.rules.rule_of(some(domain="prose", count=1)[0], release)
     assert (untouched.verifier, untouched.min_similarity) == (verification.verifier, 0.7)
+
+
+@pytest.mark.parametrize("verification", [rules("logits"), rules("ngram", domain_verifiers={"code": "logits"})])
+def test_a_release_may_always_fall_back_to_exact(pair: ModelPair, verification: VerificationSettings) -> None:
+    learned = Rule("exact", min_similarity=0.1)
+    assert verification.choice("code", learned).verifier == "exact"
+    asked = verification.choice("code", learned, "logits")  # by a request that may: under the operator's numbers
+    assert (asked.verifier, asked.min_similarity) == ("logits", 0.7)
+    assert verification.choice("code", replace(learned, verifier="logits"), "logits").min_similarity == 0.1
 
 
 def test_relaxed_answers_are_not_kept_for_others(pair: ModelPair, heard: Heard) -> None:

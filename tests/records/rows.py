@@ -4,9 +4,9 @@ from datetime import UTC, datetime, timedelta
 
 import numpy
 
-from adaptive_spec.core import FinishedRequest, Position, Step, Trace
+from adaptive_spec.core import ChainEvidence, FinishedRequest, Position, Step, Trace
 from adaptive_spec.records.database import Database
-from adaptive_spec.records.tables import RequestRow, StepRow
+from adaptive_spec.records.tables import EvidenceRow, RequestRow, StepRow
 from adaptive_spec.records.writer import row_of
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -94,8 +94,44 @@ def make_trace(seed: int = 0, *, domain: str = "code", completion: tuple[int, ..
     )
 
 
-def record(database: Database, *items: Step | FinishedRequest) -> None:
+def make_evidence(
+    request_id: str = "a",
+    step_index: int = 0,
+    *,
+    domain: str = "code",
+    release: int = 0,
+    chain: tuple[int, ...] = (1, 2),
+    target_tokens: tuple[int, ...] | None = None,
+    strict: tuple[bool, ...] = (True, False),
+    measure: str = "tv",
+    similarities: tuple[float, ...] = (0.75, 0.25),
+    greedy: bool = True,
+    temperature: float = 1.0,
+    most_emitted: int | None = None,
+) -> ChainEvidence:
+    return ChainEvidence(
+        request_id=request_id,
+        domain=domain,
+        release=release,
+        step_index=step_index,
+        drafter="model" if chain else "",
+        chain=chain,
+        target_tokens=target_tokens or tuple(token if its else 9 for token, its in zip(chain, strict, strict=True)),
+        strict=strict,
+        measure=measure,
+        similarities=similarities,
+        greedy=greedy,
+        temperature=temperature,
+        most_emitted=len(chain) + 1 if most_emitted is None else most_emitted,
+        at=START + timedelta(seconds=step_index),
+    )
+
+
+_TABLES = {Step: StepRow, ChainEvidence: EvidenceRow, FinishedRequest: RequestRow}
+
+
+def record(database: Database, *items: Step | ChainEvidence | FinishedRequest) -> None:
     """Store through the writer's own rows, without its thread."""
     with database.session_scope() as session:
         for item in items:
-            database.insert_new(session, StepRow if isinstance(item, Step) else RequestRow, [row_of(item)])
+            database.insert_new(session, _TABLES[type(item)], [row_of(item)])

@@ -3,6 +3,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import inspect, text
@@ -34,6 +35,20 @@ def test_upgrade_makes_the_same_keys_and_indexes_by_name(empty_database: Databas
         declared = {index.name for index in table.indexes}
         assert declared <= made, table.name
         assert inspector.get_pk_constraint(table.name)["name"] == f"pk_{table.name}"
+
+
+def test_evidence_goes_and_comes_back_with_its_revision(empty_database: Database) -> None:
+    database = empty_database
+    database.upgrade()
+    with database.engine.begin() as connection:
+        config = database._config()
+        config.attributes["connection"] = connection
+        command.downgrade(config, "0005")
+    assert "evidence" not in inspect(database.engine).get_table_names()
+    database.upgrade()
+    with database.engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, Base.metadata) == []
 
 
 def test_check_names_the_command_when_tables_are_missing(empty_database: Database) -> None:

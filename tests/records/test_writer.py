@@ -11,11 +11,11 @@ from sqlalchemy.exc import OperationalError
 
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.events import list_events
-from adaptive_spec.records.tables import RequestRow, StepRow
+from adaptive_spec.records.tables import EvidenceRow, RequestRow, StepRow
 from adaptive_spec.records.traces import TraceStore
 from adaptive_spec.records.writer import Writer
 from adaptive_spec.settings import RecordSettings
-from tests.records.rows import make_finish, make_step, make_trace
+from tests.records.rows import make_evidence, make_finish, make_step, make_trace
 
 MakeWriter = Callable[..., Writer]
 
@@ -60,12 +60,13 @@ def test_everything_reported_is_written(database: Database, make_writer: MakeWri
     writer = make_writer(database)
     for index in range(5):
         writer.on_step(make_step(step_index=index))
+    writer.on_evidence(make_evidence())
     writer.on_finish(make_finish())
     writer.on_trace(make_trace())
     writer.event("swap", {"to": 2}, release=2)
     assert writer.flush(5)
-    assert (writer.num_written, writer.num_dropped, writer.queue_depth) == (8, 0, 0)
-    assert (count(database, StepRow), count(database, RequestRow)) == (5, 1)
+    assert (writer.num_written, writer.num_dropped, writer.queue_depth) == (9, 0, 0)
+    assert (count(database, StepRow), count(database, RequestRow), count(database, EvidenceRow)) == (5, 1, 1)
     assert sum(writer._traces.count()["code"]) == 1
     (event,) = list_events(database)
     assert (event.kind, event.detail, event.release) == ("swap", {"to": 2}, 2)
@@ -77,8 +78,9 @@ def test_a_full_queue_drops_and_counts_without_waiting(
     outage = Outage(database, monkeypatch)
     writer = make_writer(database, queue_rows=10)
     begin = time.perf_counter()
-    for index in range(1000):
+    for index in range(500):
         writer.on_step(make_step(step_index=index))
+        writer.on_evidence(make_evidence(step_index=index))
     assert time.perf_counter() - begin < 0.5
     assert (writer.num_dropped, writer.queue_depth) == (990, 10)
     assert not writer.flush(0.05)
@@ -118,9 +120,10 @@ def test_rows_written_twice_are_stored_once(database: Database, make_writer: Mak
     writer = make_writer(database)
     for _ in range(2):
         writer.on_step(make_step())
+        writer.on_evidence(make_evidence())
         writer.on_finish(make_finish())
         assert writer.flush(5)
-    assert (count(database, StepRow), count(database, RequestRow)) == (1, 1)
+    assert (count(database, StepRow), count(database, RequestRow), count(database, EvidenceRow)) == (1, 1, 1)
 
 
 def test_close_writes_what_is_queued_and_refuses_more(database: Database, make_writer: MakeWriter) -> None:
@@ -146,6 +149,7 @@ def test_close_gives_up_at_its_deadline(
 def test_recording_off_keeps_events_only(database: Database, make_writer: MakeWriter) -> None:
     writer = make_writer(database, enabled=False)
     writer.on_step(make_step())
+    writer.on_evidence(make_evidence())
     writer.on_trace(make_trace())
     writer.event("start", {})
     assert writer.flush(5)
