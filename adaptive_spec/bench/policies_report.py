@@ -41,7 +41,7 @@ def policy_records(found: Policies, about: Mapping[str, Any]) -> list[dict[str, 
         about: what ran where; repeated in each.
     """
     shown = rates(found.cells)
-    best = best_on_mix(shown, [OFF, *FIXED], OFF)
+    best = best_on_mix(shown, [side for side in (OFF, *FIXED) if side in shown], OFF)
     common = {
         **about,
         "best_fixed": FIXED.get(best, 0),
@@ -190,10 +190,10 @@ def _foot(records: Sequence[dict[str, Any]]) -> Iterator[str]:
     if few := [row["domain"] for row in rows if row["side"] == OFF and row["num_prompts"] < _FEW]:
         yield f"fewer than {_FEW} prompts, so intervals are too narrow: {', '.join(few)}"
     yield "of off: median of the ratios by turn, after the first token; intervals draw prompts, then rounds of each"
-    verify = ", ".join(f"{seconds * 1e3:.0f}" for seconds in about["cost_verify_seconds"])
+    draft, *verify = (f"{s * 1e3:.0f}" for s in (about["cost_draft_seconds"], *about["cost_verify_seconds"]))
     yield (
-        f"cost of a step of {about['batch']} rows, measured first: {about['cost_draft_seconds'] * 1e3:.0f} ms a drafted "
-        f"token; {verify} ms to verify chains of 0, 1, 2, … tokens"
+        f"cost of a step of {about['batch']} rows, measured first: {draft} ms a drafted token; {', '.join(verify)} ms "
+        "to verify chains of 0, 1, 2, … tokens"
     )
     packages = ", ".join(f"{name} {found}" for name, found in about["versions"].items())
     yield (
