@@ -204,7 +204,7 @@ def _foot(records: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def _verdict(records: Sequence[dict[str, Any]]) -> str:
-    rows = [row for row in records if row["part"] == "side" and row["domain"] == MIX]
+    rows = [row for row in records if row["part"] == "side" and row["domain"] == MIX and row["side"] != OFF]
     answers, identical, ties = (sum(row[name] for row in rows) for name in ("num_answers", "identical", "ties"))
     if all_identical(records):
         return f"Of {answers} answers {identical} are plain decoding's, token by token; {ties} part at a tie."
