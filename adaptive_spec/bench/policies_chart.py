@@ -47,7 +47,7 @@ def draw_policies(records: Sequence[dict[str, Any]], path: Path) -> None:
     figure, grid = pyplot.subplots(num_lines, num_columns, figsize=size, dpi=120, layout="constrained", squeeze=False)
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
-    widest = max(row["ratio_to_off_high"] for row in rows)
+    widest = max(row["ratio_to_off_high"] or row["ratio_to_off"] for row in rows)
     for axes, its in zip(grid.flat, panels, strict=False):
         _bars(axes, its, widest)
     about = records[0]
@@ -64,12 +64,13 @@ def draw_policies(records: Sequence[dict[str, Any]], path: Path) -> None:
 
 def _bars(axes: Any, rows: Sequence[dict[str, Any]], widest: float) -> None:
     for place, row in enumerate(rows):
-        value, low, high = (row[f"ratio_to_off{end}"] for end in ("", "_low", "_high"))
+        value = row["ratio_to_off"]
+        low, high = row["ratio_to_off_low"] or value, row["ratio_to_off_high"] or value
         best = row["side"] != OFF and FIXED.get(row["side"]) == row["best_fixed"]
         axes.barh(
             place,
             value,
-            xerr=None if row["side"] == OFF else ([max(0.0, value - low)], [max(0.0, high - value)]),
+            xerr=None if low == high else ([max(0.0, value - low)], [max(0.0, high - value)]),
             color=_OURS if row["ours"] else _HINDSIGHT if best else _OTHERS,
             edgecolor="#666666" if best else "none",
             error_kw={"elinewidth": 1, "capsize": 2, "ecolor": "#333333"},
@@ -92,4 +93,4 @@ def _bars(axes: Any, rows: Sequence[dict[str, Any]], widest: float) -> None:
 def _title(row: dict[str, Any]) -> str:
     if row["domain"] == MIX:
         return "all domains together, the same tokens of each"
-    return f"{row['domain']}, {row['num_prompts']} prompts, {row['num_turns']} turns"
+    return f"{row['domain']}; prompts: {row['num_prompts']}, turns: {row['num_turns']}"

@@ -20,11 +20,16 @@ Rates = dict[str, dict[str, NDArray[np.float64]]]  # tokens a second by side and
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How many times as fast one side is as another, and the 95 % interval of that."""
+    """How many times as fast one side is as another, and the 95 % interval of that; None: of one turn there is none."""
 
     value: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
+
+    @property
+    def is_slower(self) -> bool:
+        """Beyond what chance explains."""
+        return self.high is not None and self.high < 1
 
 
 def rates(cells: Iterable[Cell]) -> Rates:
@@ -53,7 +58,7 @@ def ratio(mine: NDArray[np.float64], theirs: NDArray[np.float64], seed: int = 0)
     The interval draws tasks, then rounds of each; the same seed draws the same ones for every pair of sides.
     """
     point, drawn = _medians(mine / theirs, seed)
-    return _with_interval(point, drawn)
+    return _with_interval(point, drawn, mine.size)
 
 
 def mixed(mine: Mapping[str, NDArray[np.float64]], theirs: Mapping[str, NDArray[np.float64]], seed: int = 0) -> Ratio:
@@ -67,7 +72,7 @@ def mixed(mine: Mapping[str, NDArray[np.float64]], theirs: Mapping[str, NDArray[
         their_seconds += seconds
         my_seconds += seconds / np.append(*_medians(mine[domain] / theirs[domain], seed + place))
     point, *drawn = their_seconds / my_seconds
-    return _with_interval(float(point), np.asarray(drawn))
+    return _with_interval(float(point), np.asarray(drawn), min(rate.size for rate in mine.values()))
 
 
 def best_on_mix(shown: Rates, sides: Sequence[str], against: str) -> str:
@@ -90,6 +95,8 @@ def _medians(values: NDArray[np.float64], seed: int) -> tuple[float, NDArray[np.
     return float(np.median(values)), np.asarray(np.median(values[turn, task], axis=(1, 2)))
 
 
-def _with_interval(point: float, drawn: NDArray[np.float64]) -> Ratio:
+def _with_interval(point: float, drawn: NDArray[np.float64], num_turns: int) -> Ratio:
+    if num_turns < 2:
+        return Ratio(point, None, None)
     low, high = np.quantile(drawn, [0.025, 0.975])
     return Ratio(point, float(low), float(high))

@@ -102,7 +102,7 @@ def _contests(shown: Rates, best: str) -> Iterator[dict[str, Any]]:
 
 def _contest(ours: str, against: str, domain: str, its: Ratio) -> dict[str, Any]:
     figures = {"ratio": its.value, "ratio_low": its.low, "ratio_high": its.high}
-    return {"part": "contest", "side": ours, "against": against, "domain": domain, **figures, "slower": its.high < 1}
+    return {"part": "contest", "side": ours, "against": against, "domain": domain, **figures, "slower": its.is_slower}
 
 
 # ---- for a person
@@ -137,7 +137,7 @@ def _side_table(domain: str, rows: Sequence[dict[str, Any]]) -> Any:
             row["side"],
             f"{row['tokens_per_second']:.2f}",
             f"{row['ratio_to_off']:.3f}",
-            f"{row['ratio_to_off_low']:.3f} to {row['ratio_to_off_high']:.3f}",
+            _range(row["ratio_to_off_low"], row["ratio_to_off_high"], 3) or "-",
             _number(row["mean_chain_length"]),
             _number(row["tokens_per_step"]),
             f"{row['identical']}/{row['num_answers']}{ties}",
@@ -171,8 +171,13 @@ def _table(title: str, headings: Sequence[str], num_words: int) -> Any:
 
 
 def _ratio(row: Mapping[str, Any]) -> str:
+    interval = _range(row["ratio_low"], row["ratio_high"], 2)
     mark = " slower" if row["slower"] else ""
-    return f"{row['ratio']:.2f} ({row['ratio_low']:.2f}-{row['ratio_high']:.2f}){mark}"
+    return f"{row['ratio']:.2f} ({interval}){mark}" if interval else f"{row['ratio']:.2f}"
+
+
+def _range(low: float | None, high: float | None, digits: int) -> str:
+    return "" if low is None or high is None else f"{low:.{digits}f}-{high:.{digits}f}"
 
 
 def _foot(records: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -183,8 +188,8 @@ def _foot(records: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield f"left out: {side}: {reason}"
     if about["estimator_depth"] is not None:
         yield (
-            f"the estimator learnt from {about['estimator_observations']} reached positions of earlier traffic and "
-            f"drafts {about['estimator_depth']} tokens in every step; chain: those verified"
+            f"the estimator learnt from {about['estimator_observations']} reached positions of earlier traffic; tokens "
+            f"that it drafts in every step: {about['estimator_depth']}; chain: those verified"
         )
     rows = [row for row in records if row["part"] == "side"]
     if few := [row["domain"] for row in rows if row["side"] == OFF and row["num_prompts"] < _FEW]:
@@ -192,7 +197,7 @@ def _foot(records: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield "of off: median of the ratios by turn, after the first token; intervals draw prompts, then rounds of each"
     draft, *verify = (f"{s * 1e3:.0f}" for s in (about["cost_draft_seconds"], *about["cost_verify_seconds"]))
     yield (
-        f"cost of a step of {about['batch']} rows, measured first: {draft} ms a drafted token; {', '.join(verify)} ms "
+        f"cost of a step, batch {about['batch']}, measured first: {draft} ms a drafted token; {', '.join(verify)} ms "
         "to verify chains of 0, 1, 2, … tokens"
     )
     packages = ", ".join(f"{name} {found}" for name, found in about["versions"].items())
