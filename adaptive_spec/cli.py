@@ -547,6 +547,57 @@ def bench(
     raise typer.Exit(0 if all_ours_identical(records) else 1)
 
 
+@app.command("bench-policies")
+def bench_policies(
+    release: Annotated[str, typer.Option(help="Version or folder of the release whose draft and thresholds are used.")],
+    domain: Annotated[list[str] | None, typer.Option("--domain", help="Only this domain; may be repeated.")] = None,
+    num_prompts: Annotated[int, typer.Option("--prompts", min=1, help="Prompts per domain.")] = 4,
+    rounds: Annotated[int, typer.Option(min=1, help="Counted rounds, after one that warms up.")] = 2,
+    max_tokens: Annotated[int, typer.Option(min=8, help="At most so many tokens an answer.")] = 48,
+    batch: Annotated[int, typer.Option(min=1, help="Prompts decoded together.")] = 1,
+    database: Annotated[
+        str | None, typer.Option(help="URL of the database with the release's earlier traffic, if not the settings'.")
+    ] = None,
+    target: Annotated[str | None, typer.Option(help="Target model.")] = None,
+    draft: Annotated[str | None, typer.Option(help="Draft model.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="File for the list of records.")] = None,
+    chart: Annotated[Path | None, typer.Option(help="PNG or SVG file for the chart.")] = None,
+) -> None:
+    """Compare length policies, ours and others', in our decoder on this machine."""
+    from adaptive_spec.bench.compare_chart import check_chart
+    from adaptive_spec.bench.compare_report import describe
+    from adaptive_spec.bench.policies import compare_policies
+    from adaptive_spec.bench.policies_chart import draw_policies
+    from adaptive_spec.bench.policies_report import all_identical, policy_records, print_report
+    from adaptive_spec.bench.progress import Teller
+    from adaptive_spec.bench.workloads import plan
+    from adaptive_spec.settings import load_settings
+
+    settings = load_settings({"model": {"target": target, "draft": draft}, "records": {"url": database}})
+    made = plan(
+        domains=tuple(domain or ()),
+        num_prompts=num_prompts,
+        max_tokens=max_tokens,
+        rounds=rounds,
+        batches=(batch,),
+        growth=False,
+    )
+    _require_folders(json_file, chart)
+    if chart is not None:
+        check_chart(chart)
+    tell = Teller(sys.stderr)
+    found = _read_database(
+        settings.records.url, lambda opened: compare_policies(settings, made, opened, release=release, tell=tell)
+    )
+    tell.done("bench-policies", "")
+    records = policy_records(found, describe(settings, release, found.cost))
+    _write_records(records, json_file)
+    if chart is not None:
+        draw_policies(records, chart)
+    print_report(records)
+    raise typer.Exit(0 if all_identical(records) else 1)
+
+
 @app.command()
 def frontier(
     domain: Annotated[list[str] | None, typer.Option("--domain", help="Only this domain; may be repeated.")] = None,

@@ -18,7 +18,7 @@ import transformers.utils.logging
 from adaptive_spec.bench.lossless import is_tie
 from adaptive_spec.bench.ours import OurRunner, measured_cost
 from adaptive_spec.bench.peers import peer_runners
-from adaptive_spec.bench.sides import OURS, PLAIN, REFERENCE, OurSide, Runner, Task, Turn
+from adaptive_spec.bench.sides import OURS, PEERS, PLAIN, REFERENCE, OurSide, Runner, Task, Turn
 from adaptive_spec.bench.workloads import Plan, Workload, domain_workloads, growth_workloads
 from adaptive_spec.core import Release, StepCost
 from adaptive_spec.errors import SettingsError
@@ -159,11 +159,13 @@ def take_turns(
     rounds: int,
     judge: ModelPair,
     tell: Callable[[str], None] = lambda text: None,
+    plain: str = PLAIN,
 ) -> list[Cell]:
     """Let all sides do every task in turn, round by round; the first round warms up and is not counted.
 
     Args:
         judge: whose target says whether two answers part at a tie.
+        plain: the side of plain decoding.
     """
     cells = [{name: Cell(name, workload) for name in runners} for workload in workloads]
     for number, tasks in enumerate(rounds_of(workloads, rounds)):
@@ -175,7 +177,7 @@ def take_turns(
                 tell(f"{title}, turn {turn + 1} of {len(tasks)}: {task.domain}, {name}")
                 _let(runners[name], task, cells[place][name], shown)
             if number:
-                _note(cells[place], shown, task, judge)
+                _note(cells[place], shown, task, judge, plain)
     return [cell for row in cells for cell in row.values()]
 
 
@@ -224,18 +226,18 @@ def _let(runner: Runner, task: Task, cell: Cell, shown: dict[str, Turn]) -> None
     try:
         shown[cell.side] = runner.run(task)
     except Exception as error:
-        if cell.side in {side.name for side in OURS}:
+        if cell.side not in PEERS:
             raise
         # Other people's code must not cost the figures of the rest.
         logger.warning("%s failed and is left out", cell.side, exc_info=True)
         cell.skipped = f"failed: {error}"
 
 
-def _note(cells: Mapping[str, Cell], shown: Mapping[str, Turn], task: Task, judge: ModelPair) -> None:
+def _note(cells: Mapping[str, Cell], shown: Mapping[str, Turn], task: Task, judge: ModelPair, plain: str) -> None:
     for name, turn in shown.items():
         cells[name].turns.append(turn)
-        cells[name].plain.append(shown[PLAIN])
-        others = [shown[other] for other in (PLAIN, REFERENCE) if other != name and other in shown]
+        cells[name].plain.append(shown[plain])
+        others = [shown[other] for other in (plain, REFERENCE) if other != name and other in shown]
         for row, prompt in enumerate(task.prompts):
             answer = turn.tokens[row]
             different = [other.tokens[row] for other in others if other.tokens[row] != answer]

@@ -12,6 +12,7 @@ import torch
 from adaptive_spec.bench.sides import DecodePhase, OurSide, Task, Turn
 from adaptive_spec.calibration.cost import CostModel, cost_key
 from adaptive_spec.core import FinishedRequest, Release, Request, SamplingParams, Step
+from adaptive_spec.decoding.decoder import Decoder
 from adaptive_spec.decoding.engine import Engine
 from adaptive_spec.decoding.listeners import Listeners
 from adaptive_spec.models.loading import ModelPair
@@ -53,16 +54,26 @@ class OurRunner:
 
     The rounds repeat their prompts, so no answer may be remembered: requests ask not to be recorded unless the side
     records, and that side does not look anything up.
+
+    Args:
+        prepare: what is done to the decoder of a new engine before anything is decoded.
     """
 
     def __init__(
-        self, side: OurSide, pair: ModelPair, settings: DecoderSettings, release: Release, cost: CostModel
+        self,
+        side: OurSide,
+        pair: ModelPair,
+        settings: DecoderSettings,
+        release: Release,
+        cost: CostModel,
+        prepare: Callable[[Decoder], None] = lambda decoder: None,
     ) -> None:
         self._side = side
         self._pair = pair
         self._settings = settings
         self._release = release
         self._cost = cost
+        self._prepare = prepare
         self._recorder = Recorder() if side.recorded else None
         self._ear = _Ear(self._recorder.listeners if self._recorder else Listeners())
         self._engines: dict[tuple[int, int], Engine] = {}
@@ -110,6 +121,7 @@ class OurRunner:
                 "prefix_cache_tokens": 0,  # rounds repeat their prompts
             }
             engine = start_engine(self._pair, self._settings, {**shape, **self._side.decoder}, self._ear.listeners)
+            engine.call(lambda: self._prepare(engine.decoder)).result()
             engine.price(self._cost)
             # The release's weights are in the draft already.
             engine.swap(self._release, {}, None, self._release.vocabulary).result()
@@ -168,7 +180,14 @@ class _Ear:
     def turn(self, tokens: list[list[int]], seconds: float) -> Turn:
         """What was heard since the last ``forget``."""
         first = sorted(self._first_tokens)[len(self._first_tokens) // 2]
-        return Turn(tokens, seconds, first, len(self._heard), decode_phase(self._heard, len(tokens)))
+        return Turn(
+            tokens,
+            seconds,
+            first,
+            len(self._heard),
+            decode_phase(self._heard, len(tokens)),
+            sum(step.chain_length for _, step in self._heard),
+        )
 
     def _on_step(self, step: Step) -> None:
         self._heard.append((time.perf_counter(), step))

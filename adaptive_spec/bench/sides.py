@@ -28,8 +28,8 @@ class OurSide:
 
     @property
     def chooses(self) -> bool:
-        """Whether a length policy is at work, which must first see how chains fare."""
-        return "chain_length" not in self.params
+        """Whether a length policy is at work that must first see how chains fare: it explores."""
+        return "chain_length" not in self.params and self.decoder.get("explore_share") != 0
 
 
 OURS = (
@@ -85,6 +85,7 @@ class Turn:
     first_token_seconds: float
     num_row_steps: int
     decode: DecodePhase
+    num_draft_tokens: int = 0  # that were verified; of peers not known
 
     @property
     def num_tokens(self) -> int:

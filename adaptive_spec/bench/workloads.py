@@ -54,20 +54,30 @@ class Workload:
     tasks: tuple[Task, ...]
 
 
-def domain_workloads(pair: ModelPair, made: Plan) -> list[Workload]:
-    """One prompt at a time, as a chat turn; an answer may end by itself."""
+def domain_workloads(pair: ModelPair, made: Plan, batch: int = 1) -> list[Workload]:
+    """So many prompts at a time, as chat turns; an answer may end by itself.
+
+    Raises:
+        SettingsError: the prompts of a domain do not make whole batches.
+    """
     encoded = {
         domain: [encode(pair, prompt.text) for prompt in prompts(domain)[: made.num_prompts]] for domain in made.domains
     }
     context = max(len(ids) for rows in encoded.values() for ids in rows) + made.max_tokens
     _check_context(pair, context)
+    for domain, rows in encoded.items():
+        if len(rows) % batch:
+            raise SettingsError(f"{len(rows)} prompts of {domain} make no whole batches of {batch}; change --prompts.")
     return [
         Workload(
             "domains",
             domain,
-            1,
+            batch,
             sorted(map(len, rows))[len(rows) // 2],
-            tuple(Task(domain, (ids,), made.max_tokens, False, context) for ids in rows),
+            tuple(
+                Task(domain, tuple(rows[first : first + batch]), made.max_tokens, False, context)
+                for first in range(0, len(rows), batch)
+            ),
         )
         for domain, rows in encoded.items()
     ]

@@ -5,7 +5,7 @@ others do and what nobody can do, the oracle.  Nothing here reads records or lea
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,6 +91,22 @@ def oracle(num_acceptable: NDArray[np.int64], cost: StepCost) -> Choice:
     return Choice.of(np.asarray(lengths, np.int64))
 
 
+@dataclass(slots=True)
+class RocThreshold:
+    """transformers' threshold within one call, and the tokens judged so far: their probabilities, and who was kept."""
+
+    threshold: float = FIRST_THRESHOLD
+    seen: list[float] = field(default_factory=list)
+    kept: list[bool] = field(default_factory=list)
+
+    def judge(self, confidence: Sequence[float], num_accepted: int) -> None:
+        """Count a drafted chain, of which so many tokens were kept, and move the threshold."""
+        judged = min(num_accepted + 1, len(confidence))
+        self.seen += confidence[:judged]
+        self.kept += [place < num_accepted for place in range(judged)]
+        self.threshold = roc_threshold(self.seen, self.kept, self.threshold)
+
+
 def transformers_rule(
     confidence: NDArray[np.float64], accepted: NDArray[np.bool_], request_index: NDArray[np.int64]
 ) -> Choice:
@@ -109,15 +125,11 @@ def transformers_rule(
     lengths = np.zeros(len(confidence), np.int64)
     cut = np.zeros(len(confidence), np.bool_)
     for request in np.unique(request_index):
-        threshold, seen, kept = FIRST_THRESHOLD, [], []
+        rule = RocThreshold()
         for step in np.flatnonzero(request_index == request):
-            below = np.flatnonzero(confidence[step] < threshold)
+            below = np.flatnonzero(confidence[step] < rule.threshold)
             length = int(below[0]) + 1 if len(below) else longest
-            matches = min(length, int(num_acceptable[step]))
-            judged = min(matches + 1, length)
-            seen += confidence[step, :judged].tolist()
-            kept += [True] * matches + [False] * (judged - matches)
-            threshold = roc_threshold(seen, kept, threshold)
+            rule.judge(confidence[step, :length].tolist(), min(length, int(num_acceptable[step])))
             lengths[step], cut[step] = length, not len(below)
     return Choice.of(lengths, cut)
 

@@ -22,6 +22,7 @@ from adaptive_spec.records.observations import Observations, pool
 from adaptive_spec.settings import CalibrationSettings
 
 _SURE = 0.99  # that a domain's own lengths are better, to put them in place of the pooled ones
+_BELIEF_CHAINS = 16  # that the pooled survival weighs beside a domain's own
 OWN, OWN_SCALING, FROM_POOL, KEPT = "own", "own_scaling", "pooled", "kept"
 
 
@@ -152,8 +153,8 @@ class Calibrator:
     def _blended(
         self, survival: tuple[float, ...], observed: Observations, pooled: tuple[float, ...]
     ) -> tuple[float, ...]:
-        """Survival by position, the pooled one weighing as many observations as settings say."""
-        weight, reached = self._settings.blend_observations, np.bincount(observed.position, minlength=len(survival))
+        """Survival by position, the pooled one weighing as much as a few chains."""
+        weight, reached = _BELIEF_CHAINS, np.bincount(observed.position, minlength=len(survival))
         return tuple(
             (share * count + pooled[place] * weight) / (count + weight) if place < len(pooled) else share
             for place, (share, count) in enumerate(zip(survival, reached.tolist(), strict=False))

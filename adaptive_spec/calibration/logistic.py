@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
 from adaptive_spec.calibration.baselines import Choice
-from adaptive_spec.calibration.threshold import MIN_REACHED
-from adaptive_spec.core import StepCost
+from adaptive_spec.calibration.threshold import MIN_REACHED, Replay
+from adaptive_spec.core import Scaling, StepCost
 from adaptive_spec.errors import NotEnoughDataError
 from adaptive_spec.records.observations import Observations
 
@@ -70,6 +70,19 @@ class Verification:
         verified = (emitted - self.rate * _seconds(cost, depth)).argmax(axis=1)
         drafted = np.full(len(confidence), depth, np.int64)
         return Choice(drafted, np.asarray(verified, np.int64), drafted < self.depth)
+
+
+def learn_verification(
+    observations: Observations, cost: StepCost, max_chain_length: int, seed: int = 0
+) -> Verification:
+    """Fit the estimator to earlier traffic, all domains together, and plan on its completed chains.
+
+    Raises:
+        NotEnoughDataError: too little is on record.
+    """
+    estimator = fit_estimator(observations)
+    confidence = Replay.complete(observations, Scaling(), max_chain_length, seed).confidence
+    return plan_verification(estimator, confidence, cost)
 
 
 def plan_verification(estimator: Estimator, confidence: NDArray[np.float64], cost: StepCost) -> Verification:

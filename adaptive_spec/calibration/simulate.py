@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from adaptive_spec.calibration.baselines import Choice, by_floors, fixed, oracle, transformers_rule
 from adaptive_spec.calibration.calibrate import calibrate
-from adaptive_spec.calibration.logistic import Verification, fit_estimator, plan_verification
+from adaptive_spec.calibration.logistic import Verification, learn_verification
 from adaptive_spec.calibration.outcomes import DomainOutcome, Measured, Simulation, TooSmall, measure, mixed, outcomes
 from adaptive_spec.calibration.threshold import MIN_REACHED, Replay
 from adaptive_spec.core import POOLED, Scaling, StepCost, Thresholds
@@ -139,11 +139,9 @@ def _learn(
     thresholds = {domain: calibration.thresholds for domain, calibration in fitted.items()}
     pooled = pool([early[domain] for domain in sorted(early)])
     try:
-        estimator = fit_estimator(pooled)
+        return _Learnt(thresholds, learn_verification(pooled, cost, longest, seed))
     except NotEnoughDataError:
         return _Learnt(thresholds, None)
-    confidence = Replay.complete(pooled, Scaling(), longest, seed).confidence
-    return _Learnt(thresholds, plan_verification(estimator, confidence, cost))
 
 
 def _policies(

@@ -63,6 +63,13 @@ class Chains:
         """Who proposed a row's chain."""
         return "ngram" if self.matches[row].chain else "model"
 
+    def narrow(self) -> None:
+        """Cut off the columns that no chain reaches."""
+        width = int(self.lengths.max()) if self.ids.shape[1] else 0
+        self.ids, self.confidences = self.ids[:, :width], self.confidences[:, :width]
+        self.probs = None if self.probs is None else self.probs[:, :width]
+        self.log_probs = None if self.log_probs is None else self.log_probs[:, :width]
+
 
 def no_chains(rows: int, device: torch.device, vocab_size: int | None) -> Chains:
     """Nothing proposed.  vocab_size: None when every row is greedy."""
@@ -85,7 +92,10 @@ class _Plan:
 
 
 class Proposer:
-    """Owns the drafts, their cache, and what is remembered of each domain."""
+    """Owns the drafts, their cache, and what is remembered of each domain.
+
+    The length policy is ``floors`` and ``reach_after``; who measures another one overrides them.
+    """
 
     def __init__(
         self, weights: DraftWeights, cache: RaggedCache, settings: DecoderSettings, rng: random.Random
@@ -119,10 +129,7 @@ class Proposer:
         if any(plan.floors):
             self._draw(slots, chains, plan.floors, sampling)
         if not self.cache.static:
-            width = int(chains.lengths.max()) if width else 0
-            chains.ids, chains.confidences = chains.ids[:, :width], chains.confidences[:, :width]
-            chains.probs = None if chains.probs is None else chains.probs[:, :width]
-            chains.log_probs = None if chains.log_probs is None else chains.log_probs[:, :width]
+            chains.narrow()
         chains.seconds = time.perf_counter() - began
         return chains
 
@@ -177,7 +184,7 @@ class Proposer:
             chosen = slot.request.params.chain_length is None
             explores = chosen and (everyone or (by_model and self._must_learn(slot.request.domain, cost)))
             free = chosen and not explores
-            floors = self._floors(slot, room, cost, len(slots)) if free else fixed_floors(room)
+            floors = self.floors(slot, room, cost, len(slots)) if free else fixed_floors(room)
             plan.floors.append(floors if by_model else ())
             plan.explored.append(explores)
             plan.fair.append(by_model and not free)
@@ -206,13 +213,21 @@ class Proposer:
             for match, counts in zip(matches, free, strict=True)
         ]
 
-    def _floors(self, slot: Slot, room: int, cost: StepCost | None, rows: int) -> tuple[float, ...]:
+    def floors(self, slot: Slot, room: int, cost: StepCost | None, rows: int) -> tuple[float, ...]:
+        """What the reach of a row must be before each further token, of ``room`` at most; empty: it does not draft."""
         survival = self._survival(slot.request.domain)
         if self.settings.policy == "stopping" and cost and survival:
             floors = stopping_floors(survival, cost, room)
         else:
             floors = threshold_floors(self.release.for_domain(slot.request.domain).lengths_at(rows), room)
         return floors if floors and floors[0] <= 1 else ()  # every chain begins at reach 1
+
+    def reach_after(self, reach: Tensor, tops: Tensor, scaling: Tensor) -> Tensor:
+        """The reach after a token of which the draft was so sure.
+
+        reach, tops: [rows]; scaling: [rows, 2], the temperature, and what is added, of each -> [rows]
+        """
+        return reach * calibrated_confidence(tops, scaling[:, 0], scaling[:, 1])
 
     def _explore_share(self, cost: StepCost | None) -> float:
         """The share of steps that draft at full length regardless of the policy, for the asked share of time.
@@ -306,7 +321,7 @@ class Proposer:
             chains.ids[at, position] = tokens
             chains.confidences[at, position] = tops
             chains.lengths[at] += counts
-            reach[at] *= calibrated_confidence(tops, scaling[at, 0], scaling[at, 1])
+            reach[at] = self.reach_after(reach[at], tops, scaling[at])
 
     def _next(
         self,
