@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from adaptive_spec.calibration.calibrate import KEPT, DomainCalibration, calibrate
+from adaptive_spec.calibration.calibrate import KEPT, DomainCalibration, alike, calibrate
 from adaptive_spec.calibration.cost import CostModel
 from adaptive_spec.calibration.rules import with_rules
 from adaptive_spec.core import POOLED, Release
@@ -93,7 +93,7 @@ class Pipeline:
             domain: only this one.
             after_step: forget what the domain showed up to the step of this id.
 
-        Returns the calibrations and the version that now is live: the old one when nothing changed.
+        Returns the calibrations and the version that now is live: the old one when nothing changed noticeably.
         """
         seen = observations(self.database, release=live.version)
         if domain is not None and after_step:
@@ -104,7 +104,7 @@ class Pipeline:
             fitted = {name: calibration for name, calibration in fitted.items() if name == domain}
         thresholds = {**live.thresholds, **{name: c.thresholds for name, c in fitted.items()}}
         learned = any(c.source != KEPT or c.report.get("rule", {}).get("num_requests") for c in fitted.values())
-        if not learned or thresholds == dict(live.thresholds):
+        if not learned or all(alike(thresholds[name], live.for_domain(name)) for name in thresholds):
             self._record(fitted, live.version)
             return fitted, live.version
         version = next_version(self.database)

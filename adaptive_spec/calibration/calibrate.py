@@ -6,7 +6,8 @@ live is fitted to all.  A domain's own numbers must show on later data that they
 the domain is rare or no different, it keeps what all domains together taught.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from adaptive_spec.drafting.policy import threshold_floors
 from adaptive_spec.records.observations import Observations, pool
 from adaptive_spec.settings import CalibrationSettings
 
+_NOTICED = 0.03  # of a log temperature, an offset, a rate
 _SURE = 0.99  # that a domain's own lengths are better, to put them in place of the pooled ones
 _BELIEF_CHAINS = 16  # that the pooled survival weighs beside a domain's own
 OWN, OWN_SCALING, FROM_POOL, KEPT = "own", "own_scaling", "pooled", "kept"
@@ -237,6 +239,29 @@ def _fitted(
         else:
             results[domain] = calibrator.domain(observed, now[domain], pooled, earlier)
     return results
+
+
+def alike(one: Thresholds, other: Thresholds) -> bool:
+    """Whether a decoder would hardly notice the difference: then a swap costs more than it brings."""
+    scalings = np.asarray([[math.log(each.temperature), each.offset, each.warmth] for each in (one, other)])
+    curves = [*zip(one.survival, other.survival, strict=False), *_rates(one, other)]
+    exactly = ("stop_below", "max_chain_length", "larger_batches", "rule", "sampling_temperature")
+    return (
+        all(getattr(one, name) == getattr(other, name) for name in exactly)
+        and len(one.survival) == len(other.survival)
+        and bool((np.abs(scalings[0] - scalings[1]) <= _NOTICED).all())
+        and all(abs(a - b) <= _NOTICED for a, b in curves)
+    )
+
+
+def _rates(one: Thresholds, other: Thresholds) -> Iterator[tuple[float, float]]:
+    """Acceptance of n-gram tokens by match length; a length that only one of them knows differs."""
+    rates = [
+        {seen.match_length: seen.num_accepted / max(1, seen.num_reached) for seen in each.ngram_acceptance}
+        for each in (one, other)
+    ]
+    for length in rates[0].keys() | rates[1].keys():
+        yield rates[0].get(length, math.inf), rates[1].get(length, math.inf)
 
 
 def _carrying(

@@ -6,8 +6,8 @@ import json
 import numpy as np
 
 from adaptive_spec.calibration.baselines import by_floors
-from adaptive_spec.calibration.calibrate import calibrate
-from adaptive_spec.core import POOLED, MatchAcceptance, Rule, Thresholds
+from adaptive_spec.calibration.calibrate import alike, calibrate
+from adaptive_spec.core import POOLED, LengthRule, MatchAcceptance, Rule, Thresholds
 from adaptive_spec.drafting.policy import threshold_floors
 from adaptive_spec.records.observations import Observations
 from adaptive_spec.settings import CalibrationSettings
@@ -86,6 +86,28 @@ def test_numbers_that_are_fitted_elsewhere_are_carried_on() -> None:
     assert (code.rule, code.sampling_temperature, code.ngram_acceptance) == (rule, 0.8, ())
     assert (sql.rule, sql.sampling_temperature, sql.ngram_acceptance) == (None, 0.9, seen)
     assert results["sql"].report["ngram"][0]["rate"] == 0.5
+
+
+def test_alike_are_thresholds_whose_difference_nobody_would_notice() -> None:
+    one = Thresholds(1.2, 0.3, 4, (0.8, 0.7), 400, offset=-0.2, ngram_acceptance=(MatchAcceptance(3, 20, 40),))
+    same = [
+        dataclasses.replace(one, num_observations=900, temperature=1.22, offset=-0.21, survival=(0.79, 0.71)),
+        dataclasses.replace(one, ngram_acceptance=(MatchAcceptance(3, 205, 400),)),
+    ]
+    other = [
+        dataclasses.replace(one, temperature=1.3),
+        dataclasses.replace(one, offset=-0.3),
+        dataclasses.replace(one, warmth=-0.3),
+        dataclasses.replace(one, survival=(0.8, 0.6)),
+        dataclasses.replace(one, survival=(0.8, 0.7, 0.6)),
+        dataclasses.replace(one, max_chain_length=5),
+        dataclasses.replace(one, larger_batches=(LengthRule(4, 0.5, 2),)),
+        dataclasses.replace(one, rule=Rule("logits")),
+        dataclasses.replace(one, ngram_acceptance=(MatchAcceptance(3, 30, 40),)),
+        dataclasses.replace(one, ngram_acceptance=(*one.ngram_acceptance, MatchAcceptance(5, 30, 40))),
+    ]
+    assert all(alike(one, each) and alike(each, one) for each in (one, *same))
+    assert not any(alike(one, each) or alike(each, one) for each in other)
 
 
 def test_in_larger_batches_chains_are_shorter_where_verifying_grows_dear() -> None:
