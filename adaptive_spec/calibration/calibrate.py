@@ -94,12 +94,13 @@ class Calibrator:
         thresholds = _combined(own.thresholds, pooled.thresholds, source)
         return DomainCalibration(thresholds, self._report(source, own, observed, now, thresholds, later))
 
-    def pooled(self, observed: Observations, now: Thresholds, learnt: _Learnt) -> DomainCalibration:
-        """Calibrate all domains together."""
-        early, late = observed.split(1 - self._settings.later_share)
+    def pooled(
+        self, observed: Observations, now: Thresholds, learnt: _Learnt, earlier: _Learnt | None, late: Observations
+    ) -> DomainCalibration:
+        """Calibrate all domains together.  late: the later requests of every domain."""
         later = None
-        if not self.is_small(early) and not self.is_small(late):
-            later = self._later(late, {"now": now, "new": self.learn(early).thresholds})
+        if earlier is not None and not self.is_small(late):
+            later = self._later(late, {"now": now, "new": earlier.thresholds})
         return DomainCalibration(learnt.thresholds, self._report(OWN, learnt, observed, now, learnt.thresholds, later))
 
     def _judged(
@@ -227,9 +228,10 @@ def _fitted(
     if calibrator.is_small(everything):
         return {domain: _kept(domain, by_domain, thresholds) for domain, thresholds in sorted(now.items())}
     pooled = calibrator.learn(everything)
-    early = pool([part.split(1 - settings.later_share)[0] for part in by_domain.values()])
+    splits = [part.split(1 - settings.later_share) for part in by_domain.values()]
+    early, late = (pool([halves[side] for halves in splits]) for side in (0, 1))
     earlier = None if calibrator.is_small(early) else calibrator.learn(early)
-    results = {POOLED: calibrator.pooled(everything, now[POOLED], pooled)}
+    results = {POOLED: calibrator.pooled(everything, now[POOLED], pooled, earlier, late)}
     for domain in sorted(now.keys() - {POOLED}):
         observed = by_domain.get(domain)
         if observed is None or calibrator.is_small(observed):

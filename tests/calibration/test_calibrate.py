@@ -67,8 +67,11 @@ def test_the_report_says_what_later_requests_showed() -> None:
     known = chains(2000, 6, 0.1, 1.0)
     confident = dataclasses.replace(known, confidence=known.confidence**0.5)  # it is less often right than it says
     now = {"code": Thresholds(stop_below=0.0, max_chain_length=6)}
-    report = calibrate({"code": record(confident, now["code"], 1.0)}, COSTS, SETTINGS, 6, now)["code"].report
+    both = {"code": record(confident, now["code"], 1.0), "law": observed(500, 0.2, 0.6)}
+    found = calibrate(both, COSTS, SETTINGS, 6, now)
+    report = found["code"].report
     later = report["later"]
+    assert found[POOLED].report["later"]["num_requests"] == 60 + 15  # the later ones of every domain
     assert later["num_requests"] == 60 and later["num_observations"] == sum(later["num_by_position"])
     errors = {name: check["error"] for name, check in later["calibration"].items()}
     assert errors["new"] < 0.04 < 0.1 < errors["uncalibrated"] == errors["now"]
