@@ -683,6 +683,49 @@ def bench_verifiers(
     print_report(records)
 
 
+@app.command()
+def ablate(
+    out: Annotated[Path, typer.Argument(help="File of JSON lines, a training each; what it holds is not repeated.")],
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(help="setting=value,value of [learning], or top_k of the traces; may be repeated."),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each variation.")] = 3,
+    chain_length: Annotated[int, typer.Option(min=1, help="Of the chains that acceptance is judged at.")] = 4,
+    traces_per_domain: Annotated[int | None, typer.Option(min=2, help="Only so many, the newest.")] = None,
+    json_: Json = False,
+) -> None:
+    """What each choice of a training run is worth, on recorded traces."""
+    from adaptive_spec.bench.ablation import ablate as run
+    from adaptive_spec.bench.ablation import variations
+    from adaptive_spec.bench.ablation_report import print_report, summarise
+    from adaptive_spec.bench.progress import Teller
+    from adaptive_spec.settings import load_settings
+
+    _require_folders(out)
+    settings, tell = load_settings(), Teller(sys.stderr)
+    chosen = variations(settings.learning, vary or ())
+
+    def read(database: "Database") -> list[dict[str, Any]]:
+        return run(
+            settings,
+            database,
+            chosen,
+            seeds,
+            out,
+            chain_length=chain_length,
+            traces_per_domain=traces_per_domain,
+            tell=tell,
+        )
+
+    found = _read_database(settings.records.url, read)
+    tell.done("ablate", "")
+    if json_:
+        _print_json(summarise(found))
+    else:
+        print_report(found)
+
+
 @config_app.command("show")
 def config_show(json_: Json = False) -> None:
     """Print the settings in force, without secrets."""

@@ -5,6 +5,7 @@ import sys
 import threading
 import tomllib
 from collections.abc import Iterator
+from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,14 @@ import typer.main
 from typer.testing import CliRunner
 
 from adaptive_spec import cli
+from adaptive_spec.calibration.calibrate import calibrate
+from adaptive_spec.core import MatchAcceptance, Thresholds
 from adaptive_spec.records import events as event_records
 from adaptive_spec.records import releases as release_records
 from adaptive_spec.records import runs as run_records
 from adaptive_spec.records.database import Database
+from adaptive_spec.settings import CalibrationSettings
+from tests.calibration.planted import chains, linear_cost, record
 
 DOCS = Path(__file__).parents[1] / "docs"
 NOBODY = "http://127.0.0.1:9"
@@ -40,6 +45,7 @@ LISTINGS = {
     "releases": "releases",
     "events": "events",
     "drift": "streams",
+    "calibrations": "calibrations",
 }
 
 
@@ -178,10 +184,38 @@ def test_orders_send_the_token(server: Any) -> None:
     assert server.calls == [("POST", "/api/releases/rollback", {"to": 2, "reason": "bad"}, "Bearer t")]
 
 
-def test_calibrate_shows_thresholds(server: Any) -> None:
-    calibration = {"domain": "code", "thresholds": {"temperature": 1.25, "stop_below": 0.4}}
-    server.answers["POST", "/api/calibrate"] = (200, {"calibrations": [calibration]})
-    assert "1.250" in runner.invoke(cli.app, ["calibrate"]).stdout
+@pytest.fixture
+def calibrated() -> list[dict[str, Any]]:
+    """What a service answers: real calibrations of planted records, one of them too small."""
+    observations = {
+        "code": record(chains(400, 4, 0.3, 1.0), Thresholds(), 0.3),
+        "law": record(chains(6, 4, 0.3, 1.0), Thresholds(), 0.3),
+    }
+    seen = {"code": (MatchAcceptance(3, 20, 40),)}
+    found = calibrate(observations, {1: linear_cost(0.01, 0.1, 0.01)}, CalibrationSettings(), 4, {}, ngram=seen)
+    rows = [{"domain": name, "release": 2, **asdict(one)} for name, one in found.items()]
+    return json.loads(json.dumps(rows))  # type: ignore[no-any-return]
+
+
+def test_calibrate_says_what_changed_and_draws_it(
+    server: Any, calibrated: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    server.answers["POST", "/api/calibrate"] = (200, {"calibrations": calibrated})
+    server.answers["GET", "/api/calibrations?limit=20"] = (200, {"calibrations": calibrated})
+    told = runner.invoke(cli.app, ["calibrate", "--chart", str(tmp_path / "a.png")])
+    assert told.exit_code == 0, told.output
+    assert "code, release 2: its own scaling" in told.stdout or "code, release 2: its own numbers" in told.stdout
+    assert "law, release 2: the numbers of all domains;" in told.stdout
+    later = next(row for row in calibrated if row["domain"] == "code")["report"]["later"]
+    assert f"-> {later['calibration']['new']['error']:.1%} on {later['num_requests']} later requests" in told.stdout
+    assert "n-grams      accepted by match length 3: 0.50 of 40" in told.stdout
+    listed = runner.invoke(cli.app, ["calibrations", "--chart", str(tmp_path / "b.svg")])
+    assert listed.stdout == told.stdout
+    assert all((tmp_path / name).stat().st_size > 10_000 for name in ("a.png", "b.svg"))
+    shown = runner.invoke(cli.app, ["calibrate", "--json"])
+    assert json.loads(shown.stdout)["calibrations"] == calibrated
+    refused = runner.invoke(cli.app, ["calibrate", "--chart", str(tmp_path / "c.doc")])
+    assert refused.exit_code == 2 and len(server.calls) == 3
 
 
 def test_a_refusal_is_the_services_message(server: Any) -> None:
