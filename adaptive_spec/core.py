@@ -134,8 +134,8 @@ class ChainEvidence:
     chain, target_tokens: what was proposed, and the target's argmax at the same positions, after penalties.
     strict: exact verification's verdict on each position, the tokens before taken as given; of a sampled row, with the
     uniforms that the step drew.  measure, similarities: one of SIMILARITIES, and target to draft at each position.
-    greedy, temperature: similarities compare the draft after its logits were divided by the domain's calibration
-    temperature where the request was greedy, else by its sampling temperature and the request's own.
+    greedy, temperature: of a sampled request similarities compare what was drawn from, the draft's logits divided by
+    the domain's sampling temperature beside the request's own; of a greedy one the plain distributions, so 1.
     most_emitted: tokens that the step emits when it keeps all: chain and bonus token, or up to what ends the answer.
     """
 

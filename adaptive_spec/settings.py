@@ -167,7 +167,7 @@ class CalibrationSettings(_Section):
 
     min_observations: int = Field(default=50, ge=2)
     blend_observations: int = Field(default=64, ge=0)  # that the pooled numbers weigh beside a domain's own
-    later_share: float = Field(default=0.3, gt=0, lt=1)  # of a domain's requests: judge what the earlier ones taught
+    later_share: float = Field(default=0.5, gt=0, lt=1)  # of a domain's requests: judge what the earlier ones taught
     tolerated_loss_share: float = Field(
         default=0.01, ge=0
     )  # of goodput, by which a domain's own scaling may look worse

@@ -56,7 +56,7 @@ def serving(
     """
     if settings.calibrated(domain) == ("ngram",):
         return recorded
-    wanted = np.where(recorded.greedy, thresholds.temperature, thresholds.sampling_temperature)
+    wanted = np.where(recorded.greedy, 1.0, thresholds.sampling_temperature)
     near = abs(recorded.temperature / wanted - 1) <= _SAME_TEMPERATURE
     return recorded.select(near & (recorded.measure == settings.rule(domain).similarity))
 

@@ -122,7 +122,7 @@ class EvidenceTaker:
             measure=measure,
             similarities=tuple(alike),
             greedy=request.params.greedy,
-            temperature=thresholds.temperature if request.params.greedy else thresholds.sampling_temperature,
+            temperature=1.0 if request.params.greedy else thresholds.sampling_temperature,
             most_emitted=next((place for place, token in enumerate(ids, 1) if token in ends), length + 1),
             at=at,
         )

@@ -45,7 +45,7 @@ class Chains:
     ids: [rows, width].  lengths: [rows], how many of them are proposed.  confidences: [rows, width].
     probs: [rows, width, vocab] they were drawn from; None when every row is greedy: then the chain alone decides.
     log_probs: [rows, width, vocab], what relaxed rules compare with the target's: what a row was drawn from, of a
-    greedy row the calibrated distribution; None when all are verified exactly; undefined beyond a chain's end.
+    greedy row the draft's distribution; None when all are verified exactly; undefined beyond a chain's end.
     matches: of n-gram chains; NOTHING where the model drafted.  fair: rows whose length was fixed beforehand.
     """
 
@@ -314,9 +314,7 @@ class Proposer:
                     return
             at = on_device(rows, device)
             heat_of_rows = None if heat is None else heat[at]
-            tokens, tops = self._next(
-                [slots[row] for row in rows], rows, chains, position, sampling, scaling[at, 0], heat_of_rows
-            )
+            tokens, tops = self._next([slots[row] for row in rows], rows, chains, position, sampling, heat_of_rows)
             counts = going[at]
             chains.ids[at, position] = tokens
             chains.confidences[at, position] = tops
@@ -330,7 +328,6 @@ class Proposer:
         chains: Chains,
         position: int,
         sampling: Sampling | None,
-        temperature: Tensor,
         heat: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """The next token of some rows and the draft's top probability; what it was drawn from goes into the chains."""
@@ -351,7 +348,7 @@ class Proposer:
             heated = logits if heat is None else logits / heat[:, None, None]
             probs = processed_probs(heated, sampling.processing.rows(at))[:, 0]
         if chains.log_probs is not None:
-            compared = (logits[:, 0].float() / temperature[:, None]).log_softmax(-1)
+            compared = logits[:, 0].float().log_softmax(-1)
             if sampling is not None and probs is not None:
                 compared = torch.where(sampling.processing.greedy[at, None], compared, probs.log())
             chains.log_probs[at, position] = compared

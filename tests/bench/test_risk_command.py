@@ -27,7 +27,15 @@ def database(tmp_path: Path) -> Iterator[Database]:
     database.close()
 
 
-def store(database: Database, domain: str, num_requests: int, *, release: int = 0, temperature: float = 1.0) -> None:
+def store(
+    database: Database,
+    domain: str,
+    num_requests: int,
+    *,
+    release: int = 0,
+    greedy: bool = True,
+    temperature: float = 1.0,
+) -> None:
     chains = planted(num_requests)
     record(
         database,
@@ -40,6 +48,7 @@ def store(database: Database, domain: str, num_requests: int, *, release: int = 
                 chain=(1,),
                 strict=(bool(chains.strict[place, 0]),),
                 similarities=(float(chains.similarities[place, 0]),),
+                greedy=greedy,
                 temperature=temperature,
             )
             for place, request in enumerate(chains.request_index.tolist())
@@ -66,14 +75,14 @@ def test_the_budget_is_kept_on_recorded_traffic(database: Database) -> None:
     assert told == []  # it was quick
 
 
-def test_only_chains_of_the_draft_and_its_temperature_count(database: Database) -> None:
-    store(database, "code", 30, temperature=2.0)
+def test_only_chains_of_the_draft_and_its_sampling_temperature_count(database: Database) -> None:
+    store(database, "code", 30, greedy=False, temperature=2.0)
     store(database, "code", 20, release=1)
     add_release(database, 1, None, 0, {"passed": True})
     add_release(database, 2, None, 0, {"kind": "calibration"})
-    add_calibration(database, "code", Thresholds(2.0), {}, 2)
+    add_calibration(database, "code", Thresholds(sampling_temperature=2.0), {}, 2)
     with pytest.raises(NotEnoughDataError, match="release 0"):
-        recorded_risk(database, relaxed())  # release 0 compares at temperature 1
+        recorded_risk(database, relaxed())  # release 0 draws at temperature 1
     set_live(database, 2, "test")
     assert recorded_risk(database, relaxed(), num_samples=1)[0].num_requests == 30
     assert recorded_risk(database, relaxed(), num_samples=1, release=1)[0].num_requests == 20

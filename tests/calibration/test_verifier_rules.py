@@ -101,15 +101,14 @@ def test_of_allowed_verifiers_one_is_chosen_where_exact_is_set() -> None:
 
 
 def test_similarities_count_only_as_they_would_be_compared() -> None:
-    chains = planted(300, temperature=1.5)
-    for temperature, some in ((1.5, 300), (1.53, 300), (1.0, 0), (2.0, 0)):
-        found = calibrated(operator(), {"code": chains}, temperature=temperature)["code"].report["rule"]
-        assert found["num_requests"] == some, temperature
-    sampled = replace(chains, greedy=~chains.greedy)  # drawn at a sampling temperature of 1.5
-    assert len(serving("code", sampled, Thresholds(9.0, sampling_temperature=1.5), operator())) == len(chains)
-    assert len(serving("code", sampled, Thresholds(1.5), operator())) == 0
+    chains = planted(300)
+    assert len(serving("code", chains, Thresholds(9.0, sampling_temperature=0.5), operator())) == len(chains)
+    sampled = replace(chains, greedy=~chains.greedy, temperature=1.5 * chains.temperature)
+    for temperature, some in ((1.5, 1), (1.53, 1), (1.0, 0), (2.0, 0)):
+        drawn_at = Thresholds(sampling_temperature=temperature)
+        assert len(serving("code", sampled, drawn_at, operator())) == some * len(chains), temperature
     empty = replace(chains, lengths=np.zeros_like(chains.lengths))  # they stay and go with their neighbours
-    assert len(serving("code", empty, Thresholds(9.0), operator())) == 0
-    assert len(serving("code", chains, Thresholds(1.5), operator(similarity="js"))) == 0
-    words = operator(verifier="ngram", similarity="js")  # compares tokens, whatever the temperature
-    assert len(serving("code", chains, Thresholds(9.0), words)) == len(chains)
+    assert len(serving("code", empty, Thresholds(), operator())) == len(chains)
+    assert len(serving("code", chains, Thresholds(), operator(similarity="js"))) == 0
+    words = operator(verifier="ngram", similarity="js")  # compares tokens, whatever they were drawn at
+    assert len(serving("code", sampled, Thresholds(), words)) == len(chains)

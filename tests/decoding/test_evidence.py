@@ -93,8 +93,8 @@ def test_the_strict_verdict_is_the_one_that_verification_took(
 
 
 def test_similarities_are_those_of_the_two_models(pair: ModelPair, heard: Heard) -> None:
-    """Against the models themselves, past the refusal too, under the domain's temperature and the rule's measure."""
-    release = Release(3, {"code": Thresholds(temperature=1.7)})
+    """Against the models themselves, past the refusal too, under the rule's measure."""
+    release = Release(3, {"code": Thresholds(temperature=1.7, sampling_temperature=0.6)})
     [request] = some(PARAMS)
     [said] = decode(pair, logits(similarity="cosine"), [request], heard.listeners, release=release)
     at, ends = 0, {}
@@ -107,12 +107,12 @@ def test_similarities_are_those_of_the_two_models(pair: ModelPair, heard: Heard)
         text = [*request.prompt_ids, *said[: ends[seen.step_index]], *seen.chain]
         with torch.inference_mode():
             target = pair.target(torch.tensor([text])).logits[0, -len(seen.chain) - 1 : -1]
-            draft = pair.draft(torch.tensor([text])).logits[0, -len(seen.chain) - 1 : -1] / 1.7
+            draft = pair.draft(torch.tensor([text])).logits[0, -len(seen.chain) - 1 : -1]
         alike = torch.cosine_similarity(target.softmax(-1), draft.softmax(-1), dim=-1)
         assert seen.similarities == pytest.approx(alike.tolist(), abs=1e-4)
         assert list(seen.target_tokens) == target.argmax(-1).tolist()
         assert (seen.measure, seen.release, seen.most_emitted) == ("cosine", 3, len(seen.chain) + 1)
-        assert (seen.greedy, seen.temperature) == (True, 1.7)
+        assert (seen.greedy, seen.temperature) == (True, 1.0)
 
 
 def test_an_answer_ends_where_a_chain_says_so(pair: ModelPair, heard: Heard) -> None:
