@@ -67,6 +67,10 @@ Token = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Domain = Annotated[str | None, typer.Option("--domain", help="Only this domain.")]
+Traces = Annotated[
+    str | None,
+    typer.Option("--traces", help="Database URL, SQLite file, or folder with one; without it, the settings'."),
+]
 Limit = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="At most so many, the latest.")]
 
 
@@ -345,6 +349,51 @@ def risk(
         "num_requests",
     )
     _show({"domains": rows}, rows, columns, json_)
+
+
+@app.command()
+def evaluate(
+    adapter: Annotated[
+        list[Path] | None, typer.Option("--adapter", help="Folder of an adapter to judge; may be repeated.")
+    ] = None,
+    release: Annotated[
+        list[str] | None, typer.Option("--release", help="Version or folder of a release to judge; may be repeated.")
+    ] = None,
+    traces: Traces = None,
+    domain: Domain = None,
+    chain_length: Annotated[int, typer.Option(min=1, max=64, help="Tokens of each chain.")] = 4,
+    live: Annotated[bool, typer.Option(help="Judge the live release too.")] = True,
+    draft: Annotated[str | None, typer.Option(help="Draft model.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the intervals.")] = 0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="File for the list of records.")] = None,
+    chart: Annotated[Path | None, typer.Option(help="PNG or SVG file for the chart.")] = None,
+) -> None:
+    """Judge the draft, the live release and candidates on held-out traces, without live traffic."""
+    _require_folders(json_file)
+    _check_chart(chart)
+    settings = _settings_at(traces, {"model": {"draft": draft}})
+    from adaptive_spec.bench.evaluation import evaluate as judge
+    from adaptive_spec.bench.evaluation_chart import draw_evaluation
+    from adaptive_spec.bench.evaluation_report import build_records, print_report
+    from adaptive_spec.bench.progress import Teller
+
+    tell = Teller(sys.stderr)
+    found = judge(
+        settings,
+        adapters=adapter or (),
+        releases=release or (),
+        with_live=live,
+        domain=domain,
+        chain_length=chain_length,
+        seed=seed,
+        tell=tell,
+    )
+    tell.done("evaluate", "")
+    records = build_records(found, settings)
+    _write_records(records, json_file)
+    if chart is not None:
+        draw_evaluation(records, chart)
+    print_report(records)
 
 
 @app.command()
@@ -782,6 +831,16 @@ def _read_database(records_url: str, read: Callable[["Database"], T]) -> T:
         return read(database)
     finally:
         database.close()
+
+
+def _settings_at(traces: str | None, overrides: dict[str, dict[str, Any]]) -> "Settings":
+    """The settings with the records of ``--traces``; refused where there is no database to read."""
+    from adaptive_spec.settings import load_settings, placed_at
+
+    settings = load_settings({**overrides, **(placed_at(traces) if traces else {})})
+    if (path := _missing_file(settings.records.url)) is not None:
+        raise RecordsError(f"There is no database {path}. Name one with --traces, or set records.url.")
+    return settings
 
 
 def _refuse_missing_file(records_url: str) -> None:
