@@ -415,6 +415,44 @@ def drift(url: Url = None, json_: Json = False) -> None:
     _show(found, found["streams"], columns, json_)
 
 
+@app.command()
+def distil(
+    out: Annotated[Path, typer.Option(help="New folder of the adapter.")],
+    traces: Traces = None,
+    domain: Annotated[str | None, typer.Option("--domain", help="Train on this domain's traces alone.")] = None,
+    base: Annotated[str | None, typer.Option(help="Draft model to adapt; without it, the settings'.")] = None,
+    target: Annotated[str | None, typer.Option(help="Target model that the traces are of.")] = None,
+    rank: Annotated[int | None, typer.Option(min=1, help="Rank of the LoRA.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="At most so many epochs.")] = None,
+    time_limit: Annotated[float | None, typer.Option(min=1, help="Seconds of training at most.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
+    chain_length: Annotated[int, typer.Option(min=1, max=64, help="Tokens of each chain when judged.")] = 4,
+    json_: Json = False,
+) -> None:
+    """Train an adapter on recorded traces, for use elsewhere: a plain peft folder, no service, no release."""
+    learning = {"rank": rank, "max_epochs": epochs, "time_limit_seconds": time_limit, "seed": seed}
+    settings = _settings_at(traces, {"model": {"draft": base, "target": target}, "learning": learning})
+    from adaptive_spec.bench.evaluation_report import print_figures
+    from adaptive_spec.bench.progress import Teller
+    from adaptive_spec.learning.offline import distil_adapter
+
+    tell = Teller(sys.stderr)
+    report = distil_adapter(
+        settings,
+        out,
+        domain=domain,
+        chain_length=chain_length,
+        progress=lambda progress: tell("distil", _line(progress)),
+    )
+    trained = report["distil"]
+    tell.done("distil", f"{trained['num_tokens']} tokens, best epoch {trained['best_epoch']}, {trained['stopped']}")
+    if json_:
+        _print_json(report)
+        return
+    print_figures(report["held_out"], chain_length)
+    typer.echo(out)
+
+
 # ---- what the service is told
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from adaptive_spec.bench.compare_report import describe_machine
 from adaptive_spec.bench.evaluation import BASE, LIVE, Evaluation
 from adaptive_spec.core import POOLED
-from adaptive_spec.learning.acceptance import MEASURES, Interval, drawn, ratio, ratio_difference
+from adaptive_spec.learning.acceptance import figures
 from adaptive_spec.learning.contest import COLD_START, SHARED
 from adaptive_spec.settings import Settings
 
@@ -28,23 +28,8 @@ def build_records(found: Evaluation, settings: Settings) -> list[dict[str, Any]]
         "draft_model": settings.model.draft,
         **describe_machine(),
     }
-    rows = [*_figures(found), *_verdicts(found)]
+    rows = [*figures(found.drafts, _pairs(list(found.drafts)), found.seed), *_verdicts(found)]
     return [{**row, **about} for row in rows]
-
-
-def _figures(found: Evaluation) -> Iterator[dict[str, Any]]:
-    names = list(found.drafts)
-    domains = sorted(set(found.drafts[BASE].domains))
-    for domain in [POOLED, *domains]:
-        its = {name: sums.only(domain) for name, sums in found.drafts.items()}
-        size = {"num_requests": len(its[BASE].num_tokens), "num_tokens": int(its[BASE].num_tokens.sum())}
-        draws = drawn(size["num_requests"], found.seed)
-        for name in names:
-            measured = {measure: ratio(*its[name].of(measure), draws) for measure in MEASURES}
-            yield {"part": "draft", "domain": domain, "draft": name, **size, **_flat(measured)}
-        for name, against in _pairs(names):
-            gained = {m: ratio_difference(its[name].of(m), its[against].of(m), draws) for m in MEASURES}
-            yield {"part": "gain", "domain": domain, "draft": name, "against": against, **size, **_flat(gained)}
 
 
 def _pairs(names: Sequence[str]) -> list[tuple[str, str]]:
@@ -52,13 +37,6 @@ def _pairs(names: Sequence[str]) -> list[tuple[str, str]]:
     firsts = [name for name in (LIVE, BASE) if name in names]
     others = [(name, against) for name in names if name not in firsts for against in firsts]
     return [(LIVE, BASE), *others] if LIVE in names else others
-
-
-def _flat(measured: dict[str, Interval]) -> dict[str, float | None]:
-    flat: dict[str, float | None] = {}
-    for name, its in measured.items():
-        flat |= {name: its.value, f"{name}_low": its.low, f"{name}_high": its.high}
-    return flat
 
 
 def _verdicts(found: Evaluation) -> Iterator[dict[str, Any]]:
@@ -72,13 +50,22 @@ def _verdicts(found: Evaluation) -> Iterator[dict[str, Any]]:
 
 def print_report(records: Sequence[dict[str, Any]]) -> None:
     """Print the drafts, their differences and, where there are candidates, who is best in each domain."""
+    about = records[0]
+    print_figures(records, about["chain_length"])
+    for row in records:
+        if row["part"] == "verdict":
+            print(f"{row['domain']}: {_told(row)}")
+    print(f"{about['target']}, draft {about['draft_model']}; {about['command']}; {about['at']}")
+
+
+def print_figures(records: Sequence[dict[str, Any]], chain_length: int) -> None:
+    """Print what ``learning.acceptance.figures`` made: a table of drafts and one of their differences."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     console = Console(width=None if sys.stdout.isatty() else 160)
-    about = records[0]
 
     def show(part: str, title: str, first: Sequence[str], signed: bool) -> None:
         rows = [row for row in records if row["part"] == part]
@@ -98,16 +85,11 @@ def print_report(records: Sequence[dict[str, Any]]) -> None:
             before = row["domain"]
         console.print(table)
 
-    length = about["chain_length"]
-    show("draft", f"Held-out requests, chains of {length}", ("domain", "draft"), signed=False)
+    show("draft", f"Held-out requests, chains of {chain_length}", ("domain", "draft"), signed=False)
     show("gain", "Differences on the same requests", ("domain", "draft", "against"), signed=True)
-    for row in records:
-        if row["part"] == "verdict":
-            console.print(f"{row['domain']}: {_told(row)}", markup=False)
     console.print(
         "Intervals: 95 %, requests drawn. Greedy tokens/step by replay of the recorded text; sampled: expected, at "
-        f"temperature 1. {about['target']}, draft {about['draft_model']}; {about['command']}; {about['at']}",
-        markup=False,
+        "temperature 1.",
     )
 
 

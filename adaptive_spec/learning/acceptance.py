@@ -7,8 +7,9 @@ Every measure is a ratio of sums over requests, and the positions of one request
 draw whole requests.  All drafts are seen through the same draws, which is what pairs them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -157,3 +158,36 @@ def check_same_requests(drafts: Mapping[str, RequestSums]) -> None:
     first, *others = drafts.values()
     if any(other.request_ids != first.request_ids or other.domains != first.domains for other in others):
         raise ValueError("all drafts must be judged on the same requests in the same order")
+
+
+def figures(
+    drafts: Mapping[str, RequestSums], pairs: Sequence[tuple[str, str]], seed: int = 0
+) -> Iterator[dict[str, Any]]:
+    """Yield flat records, all requests first under ``POOLED``, then domain by domain.
+
+    Part ``draft``: every measure of a draft, with its interval as ``_low`` and ``_high``.  Part ``gain``, one for each
+    of ``pairs`` (draft, against): the differences.
+
+    Raises:
+        ValueError: the drafts were not judged on the same requests in the same order.
+    """
+    check_same_requests(drafts)
+    first = next(iter(drafts.values()))
+    for domain in [POOLED, *sorted(set(first.domains))]:
+        its = {name: sums.only(domain) for name, sums in drafts.items()}
+        num_tokens = next(iter(its.values())).num_tokens
+        size = {"num_requests": len(num_tokens), "num_tokens": int(num_tokens.sum())}
+        draws = drawn(len(num_tokens), seed)
+        for name, sums in its.items():
+            measured = {measure: ratio(*sums.of(measure), draws) for measure in MEASURES}
+            yield {"part": "draft", "domain": domain, "draft": name, **size, **_flat(measured)}
+        for name, against in pairs:
+            gained = {m: ratio_difference(its[name].of(m), its[against].of(m), draws) for m in MEASURES}
+            yield {"part": "gain", "domain": domain, "draft": name, "against": against, **size, **_flat(gained)}
+
+
+def _flat(measured: Mapping[str, Interval]) -> dict[str, float | None]:
+    flat: dict[str, float | None] = {}
+    for name, its in measured.items():
+        flat |= {name: its.value, f"{name}_low": its.low, f"{name}_high": its.high}
+    return flat
