@@ -826,6 +826,57 @@ def models_cut_draft(
     typer.echo(out)
 
 
+@models_app.command("choose-draft")
+def models_choose_draft(
+    candidate: Annotated[
+        list[str] | None, typer.Argument(help="Drafts as in model.draft; without any, the settings' one.")
+    ] = None,
+    traces: Traces = None,
+    depth: Annotated[
+        list[int] | None, typer.Option("--depth", min=1, help="Also each draft's first so many layers; repeatable.")
+    ] = None,
+    vocabulary: Annotated[
+        list[int] | None,
+        typer.Option("--vocabulary", min=0, help="Tokens to trim the heads to, 0: all; repeatable.  [default: 0]"),
+    ] = None,
+    domain: Domain = None,
+    chain_length: Annotated[int, typer.Option(min=1, max=16, help="The longest chain.")] = 6,
+    batch: Annotated[int, typer.Option(min=1, help="Rows of a step.")] = 1,
+    sampled: Annotated[bool, typer.Option("--sampled", help="Show sampled requests instead of greedy ones.")] = False,
+    target: Annotated[str | None, typer.Option(help="Target model.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the intervals.")] = 0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="File for the list of records.")] = None,
+    chart: Annotated[Path | None, typer.Option(help="PNG or SVG file for the chart.")] = None,
+) -> None:
+    """Compare drafts by measured cost and held-out acceptance, and recommend by goodput."""
+    _require_folders(json_file)
+    _check_chart(chart)
+    settings = _settings_at(traces, {"model": {"target": target}})
+    from adaptive_spec.bench.choose_draft import choose_draft
+    from adaptive_spec.bench.choose_draft_chart import draw_choice
+    from adaptive_spec.bench.choose_draft_report import build_records, print_report
+    from adaptive_spec.bench.progress import Teller
+
+    tell = Teller(sys.stderr)
+    found = choose_draft(
+        settings,
+        candidate or (),
+        depths=depth or (),
+        vocabularies=vocabulary or (),
+        domain=domain,
+        max_chain_length=chain_length,
+        rows=batch,
+        tell=tell,
+    )
+    tell.done("choose-draft", "")
+    records = build_records(found, settings, seed)
+    kind = "sampled" if sampled else "greedy"
+    _write_records(records, json_file)
+    if chart is not None:
+        draw_choice(records, kind, chart)
+    print_report(records, kind)
+
+
 @app.command()
 def demo(
     output: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("demo-output"),

@@ -7,6 +7,7 @@ on all cores of the caller, and judges the result on the held-out traces of ever
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,11 @@ def distil_adapter(
     del pair  # the target's own layers are not needed
     progress({"phase": "judge"})
     before = judge(draft, held_out, heats=(1.0,))
-    model, trained = distil(draft, *split(traces), settings.learning, progress)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # peft's own
+        model, trained = distil(draft, *split(traces), settings.learning, progress)
+    for config in model.peft_config.values():
+        config.base_model_name_or_path = settings.model.draft  # a cut draft has its target's name
     progress({"phase": "judge"})
     after = judge(model, held_out, heats=(1.0,))
     sums = {name: sums_of(judged, chain_length) for name, judged in ((BEFORE, before), (AFTER, after))}
