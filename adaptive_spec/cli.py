@@ -26,6 +26,7 @@ from adaptive_spec.serving.client import DEFAULT_URL, Client, UnreachableError
 
 if TYPE_CHECKING:
     from adaptive_spec.bench.simulate_records import RecordedSimulation
+    from adaptive_spec.healing.recipe import Recipe
     from adaptive_spec.records.database import Database
     from adaptive_spec.settings import Settings
 
@@ -72,6 +73,10 @@ Traces = Annotated[
     typer.Option("--traces", help="Database URL, SQLite file, or folder with one; without it, the settings'."),
 ]
 Limit = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="At most so many, the latest.")]
+NumTokens = Annotated[int | None, typer.Option("--num-tokens", min=1, help="Tokens the target writes to heal on.")]
+Steps = Annotated[int | None, typer.Option("--steps", min=1, help="Training steps.")]
+HealSeed = Annotated[int | None, typer.Option("--seed", help="Seed of writing and training.")]
+RecipeFile = Annotated[Path | None, typer.Option("--recipe", help="JSON of heal settings; flags win.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -810,20 +815,37 @@ def models_cut_draft(
     target: Annotated[str, typer.Argument(help="The target to cut from.")],
     out: Annotated[Path, typer.Argument(help="Folder of the draft.")],
     layers: Annotated[str, typer.Option(help="Layers to keep, comma-separated, counted from 0.")] = "0,1",
-    num_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens the target writes to heal on.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Training steps.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of writing and training.")] = 0,
-    recipe_file: Annotated[Path | None, typer.Option("--recipe", help="JSON of heal settings; flags win.")] = None,
+    heal: Annotated[bool, typer.Option(help="Heal it at once; else `models heal` does.")] = True,
+    num_tokens: NumTokens = None,
+    steps: Steps = None,
+    seed: HealSeed = None,
+    recipe_file: RecipeFile = None,
 ) -> None:
     """Cut a draft out of a target and heal it."""
     kept = _layers(layers)
-    from adaptive_spec.healing.heal import cut_and_heal
-    from adaptive_spec.healing.recipe import Recipe, read_recipe
+    from adaptive_spec.healing.heal import cut, cut_and_heal
 
-    recipe = read_recipe(recipe_file) if recipe_file else Recipe(seed=seed)
-    recipe = replace(recipe, num_tokens=num_tokens or recipe.num_tokens, steps=steps or recipe.steps)
-    cut_and_heal(target, kept, out, recipe, _report)
+    if heal:
+        cut_and_heal(target, kept, out, _recipe(recipe_file, num_tokens, steps, seed), _report)
+    else:
+        cut(target, kept, out)
     typer.echo(out)
+
+
+@models_app.command("heal")
+def models_heal(
+    draft: Annotated[Path, typer.Argument(help="Folder of a cut draft, which is healed in place.")],
+    target: Annotated[str | None, typer.Option(help="What it was cut from, if it is not there any more.")] = None,
+    num_tokens: NumTokens = None,
+    steps: Steps = None,
+    seed: HealSeed = None,
+    recipe_file: RecipeFile = None,
+) -> None:
+    """Heal a draft that was cut earlier, on text that its target writes; again to heal it further."""
+    from adaptive_spec.healing.heal import heal
+
+    heal(draft, _recipe(recipe_file, num_tokens, steps, seed), _report, target)
+    typer.echo(draft)
 
 
 @models_app.command("choose-draft")
@@ -1035,6 +1057,15 @@ def _line(details: dict[str, Any]) -> str:
 
 def _report(progress: dict[str, Any] | str) -> None:
     typer.echo(progress if isinstance(progress, str) else _line(progress), err=True)
+
+
+def _recipe(file: Path | None, num_tokens: int | None, steps: int | None, seed: int | None) -> "Recipe":
+    """The recipe of the file, else the default one; what was given as a flag wins."""
+    from adaptive_spec.healing.recipe import Recipe, read_recipe
+
+    given: dict[str, Any] = {"num_tokens": num_tokens, "steps": steps, "seed": seed}
+    recipe = read_recipe(file) if file else Recipe()
+    return replace(recipe, **{name: value for name, value in given.items() if value is not None})
 
 
 def _layers(text: str) -> list[int]:
