@@ -14,12 +14,11 @@ from adaptive_spec.errors import NotEnoughDataError, SettingsError
 from adaptive_spec.learning.acceptance import RequestSums, check_same_requests, sums_of
 from adaptive_spec.learning.batches import completion_length
 from adaptive_spec.learning.contest import Verdict, contest
-from adaptive_spec.learning.evaluate import JudgedTrace, judge
+from adaptive_spec.learning.counterfactual import judged_under
 from adaptive_spec.models.loading import ModelPair, load_pair
 from adaptive_spec.models.weights import DraftWeights
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.traces import TraceStore
-from adaptive_spec.releases.adapter import load_adapter_delta
 from adaptive_spec.releases.bundle import bundle_name, read_bundle
 from adaptive_spec.releases.registry import live_release
 from adaptive_spec.settings import Settings
@@ -144,26 +143,3 @@ def compare(
     verdicts = contest(judged[reference], others, settings.learning, chain_length, seed) if others else {}
     live_version = worn[LIVE].version if LIVE in worn else None
     return Evaluation(drafts, reference, live_version, chain_length, verdicts, seed)
-
-
-def judged_under(weights: DraftWeights, release: Release, traces: Sequence[Trace]) -> list[JudgedTrace]:
-    """Judge a release as it drafts: domains under their own adapters, proposing only tokens of its vocabulary.
-
-    In the order of the traces.  The untouched draft is put back.
-
-    Raises:
-        ReleaseError: an adapter does not fit the draft.
-    """
-    draft = weights.shared
-    deltas = load_adapter_delta(Path(release.adapter), draft) if release.adapter else {}
-    own = {domain: load_adapter_delta(Path(folder), draft) for domain, folder in release.domain_adapters.items()}
-    weights.merge(deltas, own)
-    try:
-        by_trace = {}
-        for domain in sorted({trace.domain for trace in traces}):
-            its = [trace for trace in traces if trace.domain == domain]
-            for row in judge(weights.of(domain), its, vocabulary=release.vocabulary, heats=(1.0,)):
-                by_trace[id(row.trace)] = row
-    finally:
-        weights.merge({})
-    return [by_trace[id(trace)] for trace in traces]

@@ -11,14 +11,13 @@ from typer.testing import CliRunner
 
 from adaptive_spec import cli
 from adaptive_spec.bench import evaluation
-from adaptive_spec.bench.evaluation import BASE, LIVE, candidates, compare, evaluate, judged_under
+from adaptive_spec.bench.evaluation import BASE, LIVE, candidates, compare, evaluate
 from adaptive_spec.bench.evaluation_report import build_records
 from adaptive_spec.core import POOLED, Release, Trace
 from adaptive_spec.errors import NotEnoughDataError, SettingsError
 from adaptive_spec.learning.distil import distil
 from adaptive_spec.learning.evaluate import score
 from adaptive_spec.models.loading import ModelPair
-from adaptive_spec.models.weights import DraftWeights
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.traces import TraceStore
 from adaptive_spec.releases.bundle import write_bundle
@@ -106,20 +105,6 @@ def test_an_adapter_is_judged_beside_base_and_live(state: Path, pair: ModelPair,
     assert base["agreement"] == pytest.approx(
         sum(row.agreement * len(trace.top_ids) for row, trace in zip(plain, held_out, strict=True)) / base["num_tokens"]
     )
-
-
-def test_a_release_is_judged_as_it_drafts_and_taken_off_again(pair: ModelPair, adapter: Path) -> None:
-    draft = copy.deepcopy(pair.draft)
-    weights = DraftWeights(draft)
-    traces = [*toy_traces(6, seed=3), *toy_traces(6, seed=3, domain="sql")]
-    base = judged_under(weights, Release(), traces)
-    own = judged_under(weights, Release(1, domain_adapters={"sql": str(adapter)}), traces)
-    assert [row.trace for row in own] == traces
-    same = [mine.agrees == its.agrees for mine, its in zip(own, base, strict=True)]
-    assert all(same[:6]) and not any(same[6:]), "the adapter of one domain serves that domain alone"
-    assert [row.agrees for row in judged_under(weights, Release(), traces)] == [row.agrees for row in base]
-    few = judged_under(weights, Release(1, vocabulary=(100,)), traces)
-    assert not any(any(row.agrees) for row in few), "a draft that may not propose the right token never agrees"
 
 
 def test_what_cannot_be_judged_is_told(state: Path, pair: ModelPair, adapter: Path) -> None:
