@@ -69,6 +69,8 @@ def print_figures(records: Sequence[dict[str, Any]], chain_length: int) -> None:
 
     def show(part: str, title: str, first: Sequence[str], signed: bool) -> None:
         rows = [row for row in records if row["part"] == part]
+        if len({row["domain"] for row in rows}) == 2:
+            rows = [row for row in rows if row["domain"] != POOLED]  # which is the other one
         if not rows:
             return
         table = Table(title=title, box=box.SIMPLE_HEAD)
@@ -113,7 +115,8 @@ def _cell(row: dict[str, Any], measure: str, signed: bool) -> str:
 def _told(row: dict[str, Any]) -> str:
     if row["reason"] == COLD_START:
         return f"{row['num_requests']} held-out requests are too few to tell (learning.own_min_requests)"
-    best = row["contenders"][0]
+    named = (one for one in row["contenders"] if row["winner"] in (SHARED, one["name"]))
+    best = next(named)  # the winner, else the one that came nearest
     shown = f"{best['gain_share']:+.1%} tokens a step, at least {best['gain_share_low']:+.1%}"
     if row["winner"] == SHARED:
         return f"{row['against']} stays; {best['name']}, the best candidate, has {shown} (learning.own_margin_share)"

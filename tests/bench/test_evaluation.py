@@ -139,6 +139,8 @@ def test_the_command(state: Path, adapter: Path) -> None:
     told = {row["domain"] for row in records if row["part"] == "draft"}
     assert told == {POOLED, "code", "sql"}
     assert "counting" in chart.read_text()
+    one = runner.invoke(cli.app, ["evaluate", "--traces", str(state), "--domain", "sql"])
+    assert one.exit_code == 0 and "sql (" in one.stdout and "all (" not in one.stdout
     absent = runner.invoke(cli.app, ["evaluate", "--traces", str(state / "absent.db")])
     assert absent.exit_code == 2 and "absent.db" in absent.stderr
 
