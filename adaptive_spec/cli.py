@@ -26,6 +26,7 @@ from adaptive_spec.serving.client import DEFAULT_URL, Client, UnreachableError
 
 if TYPE_CHECKING:
     from adaptive_spec.bench.simulate_records import RecordedSimulation
+    from adaptive_spec.healing.recipe import Recipe
     from adaptive_spec.records.database import Database
     from adaptive_spec.settings import Settings
 
@@ -67,7 +68,15 @@ Token = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Domain = Annotated[str | None, typer.Option("--domain", help="Only this domain.")]
+Traces = Annotated[
+    str | None,
+    typer.Option("--traces", help="Database URL, SQLite file, or folder with one; without it, the settings'."),
+]
 Limit = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="At most so many, the latest.")]
+NumTokens = Annotated[int | None, typer.Option("--num-tokens", min=1, help="Tokens the target writes to heal on.")]
+Steps = Annotated[int | None, typer.Option("--steps", min=1, help="Training steps.")]
+HealSeed = Annotated[int | None, typer.Option("--seed", help="Seed of writing and training.")]
+RecipeFile = Annotated[Path | None, typer.Option("--recipe", help="JSON of heal settings; flags win.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -348,6 +357,51 @@ def risk(
 
 
 @app.command()
+def evaluate(
+    adapter: Annotated[
+        list[Path] | None, typer.Option("--adapter", help="Folder of an adapter to judge; may be repeated.")
+    ] = None,
+    release: Annotated[
+        list[str] | None, typer.Option("--release", help="Version or folder of a release to judge; may be repeated.")
+    ] = None,
+    traces: Traces = None,
+    domain: Domain = None,
+    chain_length: Annotated[int, typer.Option(min=1, max=64, help="Tokens of each chain.")] = 4,
+    live: Annotated[bool, typer.Option(help="Judge the live release too.")] = True,
+    draft: Annotated[str | None, typer.Option(help="Draft model.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the intervals.")] = 0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="File for the list of records.")] = None,
+    chart: Annotated[Path | None, typer.Option(help="PNG or SVG file for the chart.")] = None,
+) -> None:
+    """Judge the draft, the live release and candidates on held-out traces, without live traffic."""
+    _require_folders(json_file)
+    _check_chart(chart)
+    settings = _settings_at(traces, {"model": {"draft": draft}})
+    from adaptive_spec.bench.evaluation import evaluate as judge
+    from adaptive_spec.bench.evaluation_chart import draw_evaluation
+    from adaptive_spec.bench.evaluation_report import build_records, print_report
+    from adaptive_spec.bench.progress import Teller
+
+    tell = Teller(sys.stderr)
+    found = judge(
+        settings,
+        adapters=adapter or (),
+        releases=release or (),
+        with_live=live,
+        domain=domain,
+        chain_length=chain_length,
+        seed=seed,
+        tell=tell,
+    )
+    tell.done("evaluate", "")
+    records = build_records(found, settings)
+    _write_records(records, json_file)
+    if chart is not None:
+        draw_evaluation(records, chart)
+    print_report(records)
+
+
+@app.command()
 def drift(url: Url = None, json_: Json = False) -> None:
     """Acceptance and calibration as drift detection sees them, and when they last changed."""
 
@@ -364,6 +418,44 @@ def drift(url: Url = None, json_: Json = False) -> None:
     found = _ask(url, "/api/drift", {}, direct)
     columns = ("domain", "drafter", "verifier", "stream", "release", "mean", "num_steps", "last_drift")
     _show(found, found["streams"], columns, json_)
+
+
+@app.command()
+def distil(
+    out: Annotated[Path, typer.Option(help="New folder of the adapter.")],
+    traces: Traces = None,
+    domain: Annotated[str | None, typer.Option("--domain", help="Train on this domain's traces alone.")] = None,
+    base: Annotated[str | None, typer.Option(help="Draft model to adapt; without it, the settings'.")] = None,
+    target: Annotated[str | None, typer.Option(help="Target model that the traces are of.")] = None,
+    rank: Annotated[int | None, typer.Option(min=1, help="Rank of the LoRA.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="At most so many epochs.")] = None,
+    time_limit: Annotated[float | None, typer.Option(min=1, help="Seconds of training at most.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
+    chain_length: Annotated[int, typer.Option(min=1, max=64, help="Tokens of each chain when judged.")] = 4,
+    json_: Json = False,
+) -> None:
+    """Train an adapter on recorded traces, for use elsewhere: a plain peft folder, no service, no release."""
+    learning = {"rank": rank, "max_epochs": epochs, "time_limit_seconds": time_limit, "seed": seed}
+    settings = _settings_at(traces, {"model": {"draft": base, "target": target}, "learning": learning})
+    from adaptive_spec.bench.evaluation_report import print_figures
+    from adaptive_spec.bench.progress import Teller
+    from adaptive_spec.learning.offline import distil_adapter
+
+    tell = Teller(sys.stderr)
+    report = distil_adapter(
+        settings,
+        out,
+        domain=domain,
+        chain_length=chain_length,
+        progress=lambda progress: tell("distil", _line(progress)),
+    )
+    trained = report["distil"]
+    tell.done("distil", f"{trained['num_tokens']} tokens, best epoch {trained['best_epoch']}, {trained['stopped']}")
+    if json_:
+        _print_json(report)
+        return
+    print_figures(report["held_out"], chain_length)
+    typer.echo(out)
 
 
 # ---- what the service is told
@@ -766,20 +858,88 @@ def models_cut_draft(
     target: Annotated[str, typer.Argument(help="The target to cut from.")],
     out: Annotated[Path, typer.Argument(help="Folder of the draft.")],
     layers: Annotated[str, typer.Option(help="Layers to keep, comma-separated, counted from 0.")] = "0,1",
-    num_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens the target writes to heal on.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Training steps.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of writing and training.")] = 0,
-    recipe_file: Annotated[Path | None, typer.Option("--recipe", help="JSON of heal settings; flags win.")] = None,
+    heal: Annotated[bool, typer.Option(help="Heal it at once; else `models heal` does.")] = True,
+    num_tokens: NumTokens = None,
+    steps: Steps = None,
+    seed: HealSeed = None,
+    recipe_file: RecipeFile = None,
 ) -> None:
     """Cut a draft out of a target and heal it."""
     kept = _layers(layers)
-    from adaptive_spec.healing.heal import cut_and_heal
-    from adaptive_spec.healing.recipe import Recipe, read_recipe
+    from adaptive_spec.healing.heal import cut, cut_and_heal
 
-    recipe = read_recipe(recipe_file) if recipe_file else Recipe(seed=seed)
-    recipe = replace(recipe, num_tokens=num_tokens or recipe.num_tokens, steps=steps or recipe.steps)
-    cut_and_heal(target, kept, out, recipe, _report)
+    if heal:
+        cut_and_heal(target, kept, out, _recipe(recipe_file, num_tokens, steps, seed), _report)
+    else:
+        cut(target, kept, out)
     typer.echo(out)
+
+
+@models_app.command("heal")
+def models_heal(
+    draft: Annotated[Path, typer.Argument(help="Folder of a cut draft, which is healed in place.")],
+    target: Annotated[str | None, typer.Option(help="What it was cut from, if it is not there any more.")] = None,
+    num_tokens: NumTokens = None,
+    steps: Steps = None,
+    seed: HealSeed = None,
+    recipe_file: RecipeFile = None,
+) -> None:
+    """Heal a draft that was cut earlier, on text that its target writes; again to heal it further."""
+    from adaptive_spec.healing.heal import heal
+
+    heal(draft, _recipe(recipe_file, num_tokens, steps, seed), _report, target)
+    typer.echo(draft)
+
+
+@models_app.command("choose-draft")
+def models_choose_draft(
+    candidate: Annotated[
+        list[str] | None, typer.Argument(help="Drafts as in model.draft; without any, the settings' one.")
+    ] = None,
+    traces: Traces = None,
+    depth: Annotated[
+        list[int] | None, typer.Option("--depth", min=1, help="Also each draft's first so many layers; repeatable.")
+    ] = None,
+    vocabulary: Annotated[
+        list[int] | None,
+        typer.Option("--vocabulary", min=0, help="Tokens to trim the heads to, 0: all; repeatable.  [default: 0]"),
+    ] = None,
+    domain: Domain = None,
+    chain_length: Annotated[int, typer.Option(min=1, max=16, help="The longest chain.")] = 6,
+    batch: Annotated[int, typer.Option(min=1, help="Rows of a step.")] = 1,
+    sampled: Annotated[bool, typer.Option("--sampled", help="Show sampled requests instead of greedy ones.")] = False,
+    target: Annotated[str | None, typer.Option(help="Target model.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the intervals.")] = 0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="File for the list of records.")] = None,
+    chart: Annotated[Path | None, typer.Option(help="PNG or SVG file for the chart.")] = None,
+) -> None:
+    """Compare drafts by measured cost and held-out acceptance, and recommend by goodput."""
+    _require_folders(json_file)
+    _check_chart(chart)
+    settings = _settings_at(traces, {"model": {"target": target}})
+    from adaptive_spec.bench.choose_draft import choose_draft
+    from adaptive_spec.bench.choose_draft_chart import draw_choice
+    from adaptive_spec.bench.choose_draft_report import build_records, print_report
+    from adaptive_spec.bench.progress import Teller
+
+    tell = Teller(sys.stderr)
+    found = choose_draft(
+        settings,
+        candidate or (),
+        depths=depth or (),
+        vocabularies=vocabulary or (),
+        domain=domain,
+        max_chain_length=chain_length,
+        rows=batch,
+        tell=tell,
+    )
+    tell.done("choose-draft", "")
+    records = build_records(found, settings, seed)
+    kind = "sampled" if sampled else "greedy"
+    _write_records(records, json_file)
+    if chart is not None:
+        draw_choice(records, kind, chart)
+    print_report(records, kind)
 
 
 @app.command()
@@ -825,6 +985,16 @@ def _read_database(records_url: str, read: Callable[["Database"], T]) -> T:
         return read(database)
     finally:
         database.close()
+
+
+def _settings_at(traces: str | None, overrides: dict[str, dict[str, Any]]) -> "Settings":
+    """The settings with the records of ``--traces``; refused where there is no database to read."""
+    from adaptive_spec.settings import load_settings, placed_at
+
+    settings = load_settings({**overrides, **(placed_at(traces) if traces else {})})
+    if (path := _missing_file(settings.records.url)) is not None:
+        raise RecordsError(f"There is no database {path}. Name one with --traces, or set records.url.")
+    return settings
 
 
 def _refuse_missing_file(records_url: str) -> None:
@@ -930,6 +1100,15 @@ def _line(details: dict[str, Any]) -> str:
 
 def _report(progress: dict[str, Any] | str) -> None:
     typer.echo(progress if isinstance(progress, str) else _line(progress), err=True)
+
+
+def _recipe(file: Path | None, num_tokens: int | None, steps: int | None, seed: int | None) -> "Recipe":
+    """The recipe of the file, else the default one; what was given as a flag wins."""
+    from adaptive_spec.healing.recipe import Recipe, read_recipe
+
+    given: dict[str, Any] = {"num_tokens": num_tokens, "steps": steps, "seed": seed}
+    recipe = read_recipe(file) if file else Recipe()
+    return replace(recipe, **{name: value for name, value in given.items() if value is not None})
 
 
 def _layers(text: str) -> list[int]:

@@ -160,6 +160,8 @@ class LearningSettings(_Section):
     threads: int = Field(default=1, ge=1)
     nice: int = Field(default=10, ge=0, le=19)
     seed: int = 0
+    own_margin_share: float = Field(default=0.02, ge=0)  # by which a domain's own adapter must beat the shared one
+    own_min_requests: int = Field(default=20, ge=5)  # held-out ones of a domain, to judge that at all
 
 
 class CalibrationSettings(_Section):
@@ -253,6 +255,36 @@ class _TomlSource(PydanticBaseSettingsSource):
             return tomllib.loads(path.read_text())
         except tomllib.TOMLDecodeError as error:
             raise SettingsError(f"{path} is not valid TOML: {error}. Correct the file.") from error
+
+
+def placed_at(reference: str) -> dict[str, dict[str, Any]]:
+    """Return overrides for ``load_settings`` that take the records from where ``reference`` says.
+
+    Args:
+        reference: a database URL, a SQLite file, or a folder with one.  Beside such a file the folders ``traces`` and
+            ``releases`` are taken where they exist, as they lie in a service's data folder; else those of the settings.
+
+    Raises:
+        SettingsError: there is no such file, or not one in the folder.
+    """
+    if "://" in reference and not reference.startswith("sqlite:///"):
+        return {"records": {"url": reference}}
+    path = Path(reference.removeprefix("sqlite:///")).expanduser()
+    if path.is_dir():
+        files = sorted(path.glob("*.db"))
+        if len(files) != 1:
+            raise SettingsError(
+                f"{path} holds {len(files)} databases (*.db). Name the folder that holds the one of the traces and, in "
+                "`traces`, their shards; or a database."
+            )
+        path = files[0]
+    if not path.is_file():
+        raise SettingsError(f"There is no database {path}. Name a database URL, a SQLite file or a folder with one.")
+    beside = {name: path.parent / name for name in ("traces", "releases") if (path.parent / name).is_dir()}
+    return {
+        "records": {"url": f"sqlite:///{path}", "folder": beside.get("traces")},
+        "releases": {"folder": beside.get("releases")},
+    }
 
 
 def load_settings(overrides: dict[str, dict[str, Any]] | None = None) -> Settings:

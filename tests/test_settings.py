@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from adaptive_spec.errors import SettingsError
-from adaptive_spec.settings import CONFIG_VARIABLE, Settings, load_settings
+from adaptive_spec.settings import CONFIG_VARIABLE, Settings, load_settings, placed_at
 
 TOML = '[decoder]\nslots = 2\nqueue_limit = 20\nmax_chain_length = 3\n\n[server]\nhost = "::1"\n'
 
@@ -97,3 +97,26 @@ def test_settings_are_frozen_and_survive_json(tmp_path: Path) -> None:
 
 def test_the_token_stays_out_of_logs() -> None:
     assert "secret" not in repr(load_settings({"server": {"token": "secret"}}))
+
+
+def test_records_are_taken_from_a_url_a_file_or_a_folder(tmp_path: Path) -> None:
+    assert load_settings(placed_at("postgresql://host/name")).records.url == "postgresql://host/name"
+    (tmp_path / "service.db").touch()
+    (tmp_path / "traces").mkdir()
+    default = load_settings()
+    for reference in (str(tmp_path), str(tmp_path / "service.db"), f"sqlite:///{tmp_path / 'service.db'}"):
+        settings = load_settings(placed_at(reference))
+        assert settings.records.url == f"sqlite:///{tmp_path / 'service.db'}"
+        assert settings.records.folder == tmp_path / "traces"
+        assert settings.releases.folder == default.releases.folder, "there are none beside it"
+
+
+def test_records_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="no database"):
+        placed_at(str(tmp_path / "absent.db"))
+    with pytest.raises(SettingsError, match="0 databases"):
+        placed_at(str(tmp_path))
+    for name in ("one.db", "two.db"):
+        (tmp_path / name).touch()
+    with pytest.raises(SettingsError, match="2 databases"):
+        placed_at(str(tmp_path))

@@ -1,4 +1,4 @@
-"""Cut a draft and heal it, from a name to a folder.  Called by ``models cut-draft`` and ``make draft``.
+"""Cut a draft and heal it, at once or later.  Called by ``models cut-draft``, ``models heal`` and ``make draft``.
 
 The corpus the target wrote is kept beside the draft, so that a run that was interrupted trains without writing again.
 """
@@ -20,12 +20,22 @@ from adaptive_spec.healing.recipe import Recipe
 from adaptive_spec.learning.batches import backward_in_slices, completion_length, judged_hidden, make_batch, plan
 from adaptive_spec.learning.evaluate import means_over_tokens
 from adaptive_spec.learning.losses import bucketed_log_probs, distillation_loss
-from adaptive_spec.models.draft import CutDraft, cut_draft, save_draft
-from adaptive_spec.models.loading import load_target, pair_of
+from adaptive_spec.models.draft import CutDraft, cut_draft, load_cut_draft, read_description, save_draft
+from adaptive_spec.models.loading import ModelPair, load_target, pair_of
 
 Progress = Callable[[dict[str, Any]], None]
 _EVALUATE_EVERY = 50  # steps
 _HELD_OUT_EVERY = 20  # conversations
+
+
+def cut(target: str, layers: list[int], out: Path) -> None:
+    """Write a draft of ``layers`` of ``target`` into ``out`` as it is; ``heal`` makes it useful.
+
+    Raises:
+        ModelError: a target that does not load or has no such layers.
+    """
+    model, _ = load_target(target)
+    save_draft(cut_draft(model, layers), out, _described(target, layers, model))
 
 
 def cut_and_heal(target: str, layers: list[int], out: Path, recipe: Recipe, progress: Progress) -> None:
@@ -35,20 +45,46 @@ def cut_and_heal(target: str, layers: list[int], out: Path, recipe: Recipe, prog
         ModelError: a target that does not load, has no such layers or writes nothing that can be kept.
     """
     model, tokenizer = load_target(target)
-    draft = cut_draft(model, layers)
+    pair = pair_of(model, cut_draft(model, layers), tokenizer, target)
+    _heal(pair, _described(target, layers, model), out, recipe, progress)
+
+
+def heal(folder: Path, recipe: Recipe, progress: Progress, target: str | None = None) -> None:
+    """Heal the cut draft in ``folder``, in place; one that was healed before, or in part, is healed further.
+
+    Args:
+        target: what it was cut from, where its description names a place that is no more.
+
+    Raises:
+        ModelError: no readable draft, or as of ``cut_and_heal``.
+    """
+    description = read_description(folder)
+    description = replace(description, target=target or description.target)
+    model, tokenizer = load_target(description.target)
+    pair = pair_of(model, load_cut_draft(folder, model), tokenizer, description.target)
+    _heal(pair, description, folder, recipe, progress)
+
+
+def _described(target: str, layers: list[int], model: PreTrainedModel) -> CutDraft:
+    return CutDraft(target, layers, model.config.vocab_size, model.config.hidden_size)
+
+
+def _heal(pair: ModelPair, description: CutDraft, out: Path, recipe: Recipe, progress: Progress) -> None:
+    """Write a corpus if there is none, train, and note the recipe; an earlier one is kept under ``continues``."""
     out.mkdir(parents=True, exist_ok=True)
     corpus_path = out / "corpus.safetensors"
     if not corpus_path.exists():
-        corpus = write_corpus(pair_of(model, draft, tokenizer, target), recipe, progress)
+        corpus = write_corpus(pair, recipe, progress)
         partial = corpus_path.with_suffix(".partial")
         save_corpus(corpus, partial)
         partial.rename(corpus_path)
     corpus = load_corpus(corpus_path)
-    description = CutDraft(target, layers, model.config.vocab_size, model.config.hidden_size, recipe=asdict(recipe))
-    history = train(draft, corpus, recipe, progress, lambda: save_draft(draft, out, description))
+    noted = asdict(recipe) | ({"continues": description.recipe} if description.recipe else {})
+    description = replace(description, recipe=noted)
+    history = train(pair.draft, corpus, recipe, progress, lambda: save_draft(pair.draft, out, description))
     written = sum(map(completion_length, corpus))
     figures = {"num_turns": len(corpus), "num_tokens_written": written, "history": history}
-    save_draft(draft, out, replace(description, recipe={**asdict(recipe), **figures}))
+    save_draft(pair.draft, out, replace(description, recipe={**noted, **figures}))
 
 
 def train(

@@ -102,7 +102,7 @@ def train(database: Database, settings: Settings, run_id: int, out: Path) -> Non
     described = {
         "distil": report.to_dict(),
         "vocabulary": vocabulary,
-        "provenance": _provenance(settings, traces, parent.version, dict(hashes)),
+        "provenance": provenance(settings, traces, parent.version, dict(hashes)),
     }
     (out / REPORT_NAME).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
     tell({"phase": "distilled", "held_out_agreement": report.agreement_after, "seconds_left": 0.0}, now=True)
@@ -125,7 +125,8 @@ def _rank(trace: Trace) -> bytes:
     return hashlib.sha256(f"epoch selection {prompt}".encode()).digest()
 
 
-def _provenance(settings: Settings, traces: Sequence[Trace], parent: int, hashes: dict[str, str]) -> dict[str, Any]:
+def provenance(settings: Settings, traces: Sequence[Trace], parent: int, hashes: dict[str, str]) -> dict[str, Any]:
+    """What an adapter was made from, and with what."""
     return {
         "parent": parent,
         "hashes": hashes,

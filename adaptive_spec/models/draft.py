@@ -65,21 +65,31 @@ def save_draft(draft: PreTrainedModel, folder: Path, description: CutDraft) -> N
     (folder / "draft.json").write_text(json.dumps(described, indent=2) + "\n")
 
 
+def read_description(folder: Path) -> CutDraft:
+    """Read ``draft.json``.
+
+    Raises:
+        ModelError: the folder holds no cut draft, or a damaged one.
+    """
+    try:
+        return CutDraft(**json.loads((folder / "draft.json").read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise _unreadable(folder, error) from error
+
+
 def load_cut_draft(folder: Path, target: PreTrainedModel) -> PreTrainedModel:
     """Load a cut draft on top of the target it was cut from.
 
     Raises:
         ModelError: damaged files, or a target of another shape.
     """
+    description = read_description(folder)
     try:
-        description = CutDraft(**json.loads((folder / "draft.json").read_text()))
         if _sha256(folder / "layers.safetensors") != description.sha256:
             raise ValueError("layers.safetensors has not the checksum that draft.json records")
         own = load_file(folder / "layers.safetensors")
-    except (OSError, ValueError, TypeError, SafetensorError) as error:
-        raise ModelError(
-            f"{folder} is not a readable draft ({error}). Cut it again: adaptive-spec models cut-draft."
-        ) from error
+    except (OSError, ValueError, SafetensorError) as error:
+        raise _unreadable(folder, error) from error
     shape = (target.config.vocab_size, target.config.hidden_size)
     if shape != (description.vocab_size, description.hidden_size):
         raise ModelError(
@@ -94,6 +104,10 @@ def load_cut_draft(folder: Path, target: PreTrainedModel) -> PreTrainedModel:
             f"The draft in {folder} lacks {missing[:3]} or has foreign tensors {unexpected[:3]}. Cut it again."
         )
     return draft
+
+
+def _unreadable(folder: Path, error: Exception) -> ModelError:
+    return ModelError(f"{folder} is not a readable draft ({error}). Cut it again: adaptive-spec models cut-draft.")
 
 
 def _sha256(path: Path) -> str:

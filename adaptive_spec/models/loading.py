@@ -58,39 +58,53 @@ def load_pair(settings: ModelSettings) -> ModelPair:
     Raises:
         ModelError: a model that does not load, or a draft whose vocabulary or tokenizer is not the target's.
     """
-    folder = resolve(settings.target)
-    target = _load(folder, settings)
-    tokenizer = _tokenizer(folder)
-    draft_source = settings.draft
-    if draft_source == "bundled":
+    target, tokenizer = load_target(settings.target, settings)
+    return pair_of(target, load_draft(settings.draft, target, tokenizer, settings), tokenizer, settings.target)
+
+
+def load_draft(reference: str, target: PreTrainedModel, tokenizer: Any, settings: ModelSettings) -> PreTrainedModel:
+    """Load a draft for a loaded target.
+
+    Args:
+        reference: as ``model.draft``, which is not read here.
+        settings: the target's name, and how models are loaded.
+
+    Raises:
+        ModelError: it does not load, or its vocabulary or tokenizer is not the target's.
+    """
+    if reference == "bundled":
         bundled = _BUNDLED / settings.target
         if not (bundled / "draft.json").exists():
             raise ModelError(
                 f"No draft ships for {settings.target}. Cut one (adaptive-spec models cut-draft) and set model.draft."
             )
-        draft_source = str(bundled)
-    if (Path(draft_source) / "draft.json").exists():
-        draft = load_cut_draft(Path(draft_source), target)
-    else:
-        draft_folder = resolve(draft_source)
-        draft = _load(draft_folder, settings)
-        _check_tokenizers(tokenizer, _tokenizer(draft_folder), settings)
+        return load_cut_draft(bundled, target)
+    if (Path(reference) / "draft.json").exists():
+        return load_cut_draft(Path(reference), target)
+    folder = resolve(reference)
+    draft = _load(folder, settings)
+    if tokenizer.get_vocab() != _tokenizer(folder).get_vocab():
+        raise ModelError(
+            f"Draft {reference} and target {settings.target} have different tokenizers. "
+            "Choose a draft of the same family, or cut one: adaptive-spec models cut-draft."
+        )
     if draft.config.vocab_size != target.config.vocab_size:
         raise ModelError(
-            f"The draft's vocabulary ({draft.config.vocab_size}) is not the target's ({target.config.vocab_size}). "
-            "Choose a draft of the same model family, or cut one: adaptive-spec models cut-draft."
+            f"The vocabulary of draft {reference} ({draft.config.vocab_size}) is not the target's "
+            f"({target.config.vocab_size}). Choose a draft of the same model family, or cut one: "
+            "adaptive-spec models cut-draft."
         )
-    return pair_of(target, draft, tokenizer, settings.target)
+    return draft
 
 
-def load_target(reference: str) -> tuple[PreTrainedModel, Any]:
-    """Load a target alone with its tokenizer, in float32 on the CPU.
+def load_target(reference: str, settings: ModelSettings | None = None) -> tuple[PreTrainedModel, Any]:
+    """Load a target alone with its tokenizer; without settings in float32 on the CPU.
 
     Raises:
         ModelError: it does not load.
     """
     folder = resolve(reference)
-    return _load(folder, ModelSettings()), _tokenizer(folder)
+    return _load(folder, settings or ModelSettings()), _tokenizer(folder)
 
 
 def pair_of(target: PreTrainedModel, draft: PreTrainedModel, tokenizer: Any, name: str) -> ModelPair:
@@ -150,11 +164,3 @@ def _tokenizer(folder: Path) -> Any:
         raise ModelError(
             f"{folder} has no readable tokenizer: {error}. Put tokenizer.json beside the model."
         ) from error
-
-
-def _check_tokenizers(target: Any, draft: Any, settings: ModelSettings) -> None:
-    if target.get_vocab() != draft.get_vocab():
-        raise ModelError(
-            f"Draft {settings.draft} and target {settings.target} have different tokenizers. "
-            "Choose a draft of the same family, or cut one: adaptive-spec models cut-draft."
-        )
