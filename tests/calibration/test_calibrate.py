@@ -71,8 +71,8 @@ def test_the_report_says_what_later_requests_showed() -> None:
     found = calibrate(both, COSTS, SETTINGS, 6, now)
     report = found["code"].report
     later = report["later"]
-    assert found[POOLED].report["later"]["num_requests"] == 60 + 15  # the later ones of every domain
-    assert later["num_requests"] == 60 and later["num_observations"] == sum(later["num_by_position"])
+    assert found[POOLED].report["later"]["num_requests"] == 100 + 25  # the later ones of every domain
+    assert later["num_requests"] == 100 and later["num_observations"] == sum(later["num_by_position"])
     errors = {name: check["error"] for name, check in later["calibration"].items()}
     assert errors["new"] < 0.04 < 0.1 < errors["uncalibrated"] == errors["now"]
     assert later["goodput"]["new"] > later["goodput"]["now"] * 1.05
