@@ -80,6 +80,18 @@ class Database:
             insert = sqlite.insert if self.is_sqlite else postgresql.insert
             session.execute(insert(table).on_conflict_do_nothing(), list(rows))
 
+    def scrub(self) -> None:
+        """On SQLite, overwrite what deleted rows left in the log of writes, unless a reader still needs it.
+
+        Deleted rows are zeroed in the file itself as they go; PostgreSQL gives their space back by vacuum.
+        """
+        if self.is_sqlite:
+            connection = self.engine.raw_connection()
+            try:
+                connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            finally:
+                connection.close()
+
     def upgrade(self) -> None:
         """Bring the schema to the newest revision.  Safe to call from several processes at once.
 
@@ -149,7 +161,7 @@ def _sqlite_engine(url: Any) -> Engine:
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, _record: Any) -> None:
         connection.isolation_level = None  # the driver's own BEGIN comes too late; _begin below sends it
-        for pragma in (f"busy_timeout={BUSY_TIMEOUT_MS}", "synchronous=NORMAL", "foreign_keys=ON"):
+        for pragma in (f"busy_timeout={BUSY_TIMEOUT_MS}", "synchronous=NORMAL", "foreign_keys=ON", "secure_delete=ON"):
             connection.execute(f"PRAGMA {pragma}")
         _turn_to_wal(connection)
 
