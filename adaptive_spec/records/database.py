@@ -80,15 +80,19 @@ class Database:
             insert = sqlite.insert if self.is_sqlite else postgresql.insert
             session.execute(insert(table).on_conflict_do_nothing(), list(rows))
 
-    def scrub(self) -> None:
-        """On SQLite, overwrite what deleted rows left in the log of writes, unless a reader still needs it.
+    def settle(self, *, scrub: bool = False) -> None:
+        """Bring what was committed to the disk, so that not even a power cut takes it back.
 
-        Deleted rows are zeroed in the file itself as they go; PostgreSQL gives their space back by vacuum.
+        PostgreSQL has done so by itself; SQLite, as it is set up here, leaves it to the next checkpoint of its log.
+
+        Args:
+            scrub: also overwrite what deleted rows left in that log, waiting for readers who still need it.  In the
+                file itself they are zeroed as they go; PostgreSQL gives their space back by vacuum.
         """
         if self.is_sqlite:
             connection = self.engine.raw_connection()
             try:
-                connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                connection.cursor().execute(f"PRAGMA wal_checkpoint({'TRUNCATE' if scrub else 'PASSIVE'})")
             finally:
                 connection.close()
 

@@ -165,7 +165,7 @@ def forget_request(store: TraceStore, request_id: str) -> Forgotten:
     with store.database.session_scope() as session:
         num_evidence = session.scalar(select(func.count()).where(EvidenceRow.request_id.in_(chains))) or 0
         session.execute(delete(EvidenceRow).where(EvidenceRow.request_id.in_(chains)))
-    store.database.scrub()
+    store.database.settle(scrub=True)
     return Forgotten(request_id, len(forgotten), num_evidence)
 
 

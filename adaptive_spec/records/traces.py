@@ -188,6 +188,7 @@ class TraceStore:
                     row.shard, row.place, row.num_bytes = written.name, place, written.trace_bytes[place]
                     row.tail_mass = float(kept[row.id].tail_mass.sum())
             count_drops(self.database, session, drops)
+        self.database.settle()  # rows that came back would miss their files
         for shard in shards:
             (self.folder / shard).unlink(missing_ok=True)
         return num_bytes
