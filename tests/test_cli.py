@@ -181,27 +181,6 @@ def test_orders_send_the_token(server: Any) -> None:
     assert server.calls == [("POST", "/api/releases/rollback", {"to": 2, "reason": "bad"}, "Bearer t")]
 
 
-def test_traces_are_deleted_by_the_service(server: Any) -> None:
-    gone = {"request_id": "cmpl-1", "num_traces": 2, "num_evidence": 3}
-    server.answers["DELETE", "/api/traces/cmpl-1"] = (200, gone)
-    result = runner.invoke(cli.app, ["traces", "delete", "cmpl-1", "--token", "t"])
-    assert result.stdout == "Deleted 2 traces and 3 measured chains of cmpl-1.\n"
-    assert server.calls == [("DELETE", "/api/traces/cmpl-1", None, "Bearer t")]
-
-
-def test_traces_without_a_service(database: Database, tmp_path: Path) -> None:
-    store = TraceStore(database, tmp_path / "traces", 0.2)
-    store.add([make_trace(1, request_id="cmpl-1-0"), make_trace(2)])
-    (row,) = json.loads(runner.invoke(cli.app, ["traces", "--json"]).stdout)["domains"]
-    assert (row["domain"], row["num_traces"]) == ("code", 2)
-    assert "kept mass" in runner.invoke(cli.app, ["traces"]).stdout
-    result = runner.invoke(cli.app, ["traces", "delete", "cmpl-1", "--json"])
-    assert json.loads(result.stdout) == {"request_id": "cmpl-1", "num_traces": 1, "num_evidence": 0}
-    assert [trace.request_id for trace in store.load()] == ["request-2"]
-    result = runner.invoke(cli.app, ["traces", "delete", "cmpl-1"])
-    assert result.exit_code == 2 and "Nothing is stored" in result.stderr
-
-
 def test_calibrate_shows_thresholds(server: Any) -> None:
     calibration = {"domain": "code", "thresholds": {"temperature": 1.25, "stop_below": 0.4}}
     server.answers["POST", "/api/calibrate"] = (200, {"calibrations": [calibration]})
@@ -291,6 +270,27 @@ def test_bad_settings_exit_2(tmp_path: Path) -> None:
     result = runner.invoke(cli.app, ["--config", str(bad), "config", "show"])
     assert result.exit_code == 2
     assert "server.port" in result.stderr
+
+
+def test_traces_are_deleted_by_the_service(server: Any) -> None:
+    gone = {"request_id": "cmpl-1", "num_traces": 2, "num_evidence": 3}
+    server.answers["DELETE", "/api/traces/cmpl-1"] = (200, gone)
+    result = runner.invoke(cli.app, ["traces", "delete", "cmpl-1", "--token", "t"])
+    assert result.stdout == "Deleted 2 traces and 3 measured chains of cmpl-1.\n"
+    assert server.calls == [("DELETE", "/api/traces/cmpl-1", None, "Bearer t")]
+
+
+def test_traces_without_a_service(database: Database, tmp_path: Path) -> None:
+    store = TraceStore(database, tmp_path / "traces", 0.2)
+    store.add([make_trace(1, request_id="cmpl-1-0"), make_trace(2)])
+    (row,) = json.loads(runner.invoke(cli.app, ["traces", "--json"]).stdout)["domains"]
+    assert (row["domain"], row["num_traces"]) == ("code", 2)
+    assert "kept mass" in runner.invoke(cli.app, ["traces"]).stdout
+    result = runner.invoke(cli.app, ["traces", "delete", "cmpl-1", "--json"])
+    assert json.loads(result.stdout) == {"request_id": "cmpl-1", "num_traces": 1, "num_evidence": 0}
+    assert [trace.request_id for trace in store.load()] == ["request-2"]
+    result = runner.invoke(cli.app, ["traces", "delete", "cmpl-1"])
+    assert result.exit_code == 2 and "Nothing is stored" in result.stderr
 
 
 def test_doctor(database: Database) -> None:
