@@ -36,13 +36,13 @@ def commands(group: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ..
 
 COMMANDS = sorted(commands(typer.main.get_command(cli.app)))
 LISTINGS = {
+    "traces": "domains",
     "stats": "domains",
     "domains": "domains",
     "runs": "runs",
     "releases": "releases",
     "events": "events",
     "drift": "streams",
-    "traces": "domains",
 }
 
 

@@ -215,6 +215,28 @@ def test_the_writer_sweeps(store: TraceStore) -> None:
     assert names(store) == [] and list(store.folder.iterdir()) == []
 
 
+def test_nobody_waits_for_a_sweep(store: TraceStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def linger(self: Retention) -> None:
+        begun.set()
+        assert may_end.wait(30)
+
+    monkeypatch.setattr(Retention, "sweep", linger)
+    writer = Writer(store.database, store, limits(store, flush_seconds=0.02, sweep_seconds=0.02))
+    assert begun.wait(10)
+    start = time.perf_counter()
+    for seed in range(200):
+        writer.on_trace(make_trace(seed))
+        writer.on_step(make_step(step_index=seed))
+    assert time.perf_counter() - start < 1
+    assert writer.queue_depth == 400 and names(store) == []
+    may_end.set()
+    assert writer.flush(10)
+    writer.close()
+    assert len(names(store)) == 200 and writer.num_dropped == 0
+
+
 def test_a_sweep_that_fails_costs_no_records(store: TraceStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: Retention) -> None:
         raise RuntimeError("broken")

@@ -4,9 +4,11 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from sqlalchemy import select
 
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.quota import Quota
+from adaptive_spec.records.tables import TraceRow
 from adaptive_spec.records.trace_statistics import trace_statistics
 from adaptive_spec.records.traces import TraceStore
 from tests.records.rows import START, make_trace
@@ -32,3 +34,16 @@ def test_numbers_of_a_domain(database: Database, tmp_path: Path) -> None:
     assert law.dropped == {"loop": 1}
     assert [row.domain for row in trace_statistics(database, domain="law")] == ["law"]
     assert trace_statistics(database, domain="none") == []
+
+
+def test_traces_that_were_never_weighed_have_no_part_in_the_means(database: Database, tmp_path: Path) -> None:
+    store = TraceStore(database, tmp_path / "traces", 0.2)
+    store.add([make_trace(0)])
+    (before,) = trace_statistics(database)
+    store.add([make_trace(1)])
+    with database.session_scope() as session:
+        old = session.scalars(select(TraceRow).order_by(TraceRow.id.desc()).limit(1)).one()
+        old.num_bytes = old.tail_mass = None
+    (after,) = trace_statistics(database)
+    assert after.num_traces == 2
+    assert (after.bytes_per_token, after.kept_mass) == (before.bytes_per_token, before.kept_mass)
