@@ -778,7 +778,8 @@ def traces_import(
     json_: Json = False,
 ) -> None:
     """Let the target answer prompts, offline, and keep the answers as traces."""
-    from adaptive_spec.importing import Writing, check_domain, import_prompts, read_prompts
+    from adaptive_spec.importing.answers import Writing, check_domain, import_prompts
+    from adaptive_spec.importing.prompts import read_prompts
     from adaptive_spec.settings import load_settings
 
     settings = load_settings()

@@ -5,7 +5,6 @@ they are gone; whatever a kill leaves behind is never read and is discarded late
 decided in ``quota`` and ``retention``.
 """
 
-import hashlib
 import logging
 import time
 from collections import Counter, defaultdict
@@ -13,7 +12,6 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy
 from safetensors import SafetensorError
 from sqlalchemy import func, select
 
@@ -21,40 +19,14 @@ from adaptive_spec.core import Trace
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.drops import Reason, count_drops
 from adaptive_spec.records.quota import Quota, enforce
+from adaptive_spec.records.screening import digest_of, is_degenerate, is_held_out
 from adaptive_spec.records.shards import SUFFIX, UNFINISHED, Shard, read_shard, state_of, write_shard
 from adaptive_spec.records.tables import TraceRow
 
 logger = logging.getLogger(__name__)
 
-_LOOP_TOKENS = 64  # the end of a completion that is looked at for a loop
-_LOOP_SHARE = 0.25  # of distinct tokens in it, at or under which it is one
-_LOOP_MIN_TOKENS = 16
-_LONGEST_CYCLE = 32  # tokens that, repeated to the end, are a loop however many are distinct
-_CYCLE_REPEATS = 4
+_MOST_IDS = 10_000  # in one query
 _READ_ATTEMPTS = 3  # of rows whose shard was rewritten between looking and reading
-
-
-def is_held_out(tokens: Sequence[int], prompt_tokens: int, share: float) -> bool:
-    """Say whether a prompt belongs to the held-out set.
-
-    The prompt alone decides, by SHA-256 of its ids: the same prompt falls on the same side today, tomorrow and on
-    every machine, and no completion of a training prompt is ever held out.
-    """
-    digest = hashlib.sha256(_id_bytes(tokens[:prompt_tokens])).digest()
-    return int.from_bytes(digest[:8], "little") < share * 2**64
-
-
-def is_degenerate(completion: Sequence[int]) -> bool:
-    """Say whether a completion ends in a loop: few tokens over and over, or a short cycle several times.
-
-    Loops are easy to draft and teach a draft nothing but looping.
-    """
-    end = completion[-_LOOP_TOKENS:]
-    if len(end) < _LOOP_MIN_TOKENS:
-        return False
-    return len(set(end)) <= _LOOP_SHARE * len(end) or any(
-        _repeats(completion, period) for period in range(1, _LONGEST_CYCLE + 1)
-    )
 
 
 class TraceStore:
@@ -158,6 +130,7 @@ class TraceStore:
             OSError: a shard cannot be read or written.  Nothing has changed then.
             SQLAlchemyError: the database refused.  Nothing has changed then.
         """
+        without = frozenset(without)
         drops: Counter[tuple[str, Reason]] = Counter()
         kept: dict[int, Trace] = {}
         num_bytes = 0
@@ -232,7 +205,7 @@ class TraceStore:
     def _sort_out(self, traces: Sequence[Trace]) -> tuple[dict[str, Trace], Counter[tuple[str, Reason]]]:
         """Return digest -> trace of those worth storing, and how many are not, by domain and reason."""
         drops: Counter[tuple[str, Reason]] = Counter()
-        digests = [_digest(trace) for trace in traces]
+        digests = [digest_of(trace) for trace in traces]
         with self.database.session_scope(read_only=True) as session:
             stored = select(TraceRow.digest, TraceRow.request_id).where(TraceRow.digest.in_(digests))
             known = {digest: request_id for digest, request_id in session.execute(stored)}
@@ -279,9 +252,16 @@ class TraceStore:
                         logger.warning("%d traces are passed over: %s: %s", len(members), self.folder / shard, error)
             if not moved:
                 break
-            with self.database.session_scope(read_only=True) as session:
-                rows = list(session.scalars(select(TraceRow).where(TraceRow.id.in_(moved))))
+            rows = self._rows(moved)
         return found
+
+    def _rows(self, ids: Sequence[int]) -> list[TraceRow]:
+        with self.database.session_scope(read_only=True) as session:
+            return [
+                row
+                for start in range(0, len(ids), _MOST_IDS)
+                for row in session.scalars(select(TraceRow).where(TraceRow.id.in_(ids[start : start + _MOST_IDS])))
+            ]
 
 
 def _by_shard(rows: Any) -> dict[str, list[TraceRow]]:
@@ -291,24 +271,9 @@ def _by_shard(rows: Any) -> dict[str, list[TraceRow]]:
     return by_shard
 
 
-def _repeats(completion: Sequence[int], period: int) -> bool:
-    """Whether the completion ends in one cycle of so many tokens, over and over."""
-    length = max(_CYCLE_REPEATS * period, _LOOP_MIN_TOKENS)
-    end = completion[-length:]
-    return len(end) == length and end[period:] == end[:-period]
-
-
 def _modified(path: Path) -> float:
     """When a file was last written; infinitely late when it is gone meanwhile."""
     try:
         return path.stat().st_mtime
     except FileNotFoundError:
         return float("inf")
-
-
-def _digest(trace: Trace) -> str:
-    return hashlib.sha256(f"{trace.prompt_tokens}:".encode() + _id_bytes(trace.tokens)).hexdigest()
-
-
-def _id_bytes(tokens: Sequence[int]) -> bytes:
-    return numpy.asarray(tokens, dtype="<i8").tobytes()

@@ -11,8 +11,9 @@ from sqlalchemy import select
 
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.quota import Quota, enforce
+from adaptive_spec.records.screening import digest_of, is_held_out
 from adaptive_spec.records.tables import TraceRow
-from adaptive_spec.records.traces import TraceStore, _digest, is_held_out
+from adaptive_spec.records.traces import TraceStore
 from adaptive_spec.settings import RecordSettings
 from tests.records.rows import START, drop_counts, make_trace
 
@@ -44,7 +45,7 @@ def test_the_newest_stay_and_the_rest_is_a_sample_that_any_batching_gives(databa
     store = store_of(database, tmp_path, quota)
     for start in range(0, 40, 7):
         store.add(traces[start : start + 7])
-    older = sorted(range(36), key=lambda seed: _digest(traces[seed]))
+    older = sorted(range(36), key=lambda seed: digest_of(traces[seed]))
     assert numbers(store) == [*sorted(older[:4]), 36, 37, 38, 39]
     other = store_of(database, tmp_path, quota)
     other.add([make_trace(seed, prompt=TRAIN, domain="again") for seed in range(40, 80)])
@@ -99,7 +100,7 @@ def test_the_ends_of_the_recent_share(
         store.add([trace])
     kept = numbers(store)
     if expected is None:
-        expected = sorted(sorted(range(12), key=lambda seed: _digest(traces[seed]))[:4])
+        expected = sorted(sorted(range(12), key=lambda seed: digest_of(traces[seed]))[:4])
     assert kept == expected
 
 

@@ -14,8 +14,9 @@ from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 
 from adaptive_spec.records.database import Database
+from adaptive_spec.records.screening import is_degenerate, is_held_out
 from adaptive_spec.records.tables import TraceRow
-from adaptive_spec.records.traces import TraceStore, is_degenerate, is_held_out
+from adaptive_spec.records.traces import TraceStore
 from tests.records.rows import drop_counts, make_trace
 
 

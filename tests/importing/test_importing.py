@@ -15,7 +15,8 @@ from adaptive_spec.bench.corpora import DOMAINS
 from adaptive_spec.core import Trace
 from adaptive_spec.decoding.slot import Slot
 from adaptive_spec.errors import ModelError, RequestError, SettingsError
-from adaptive_spec.importing import ImportReport, Prompt, Writing, import_prompts, read_prompts
+from adaptive_spec.importing.answers import ImportReport, Writing, import_prompts
+from adaptive_spec.importing.prompts import Prompt, read_prompts
 from adaptive_spec.models.loading import ModelPair, pair_of
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.traces import TraceStore
