@@ -5,6 +5,7 @@ ended, for what is due is read off rows and files each time.  Somebody's wish to
 """
 
 import itertools
+import logging
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,8 @@ from adaptive_spec.records.drops import Reason
 from adaptive_spec.records.tables import EvidenceRow, TraceRow
 from adaptive_spec.records.traces import TraceStore
 from adaptive_spec.settings import RecordSettings
+
+logger = logging.getLogger(__name__)
 
 _SWEEP_BYTES = 128_000_000  # written anew in one sweep
 _SHARD_BYTES = 16_000_000  # of a shard that is made of several
@@ -75,9 +78,11 @@ class Retention:
     def sweep(self, now: datetime | None = None) -> None:
         """Do a bounded part of what is due: old traces, those over the size limit, files that hold too little.
 
+        A shard that cannot be read or written is left to the next sweep and holds up no other.
+
         Raises:
             SQLAlchemyError: the database does not answer.
-            OSError: the folder cannot be read or written.
+            OSError: the folder cannot be read.
         """
         self._store.discard_orphans()
         left = _SWEEP_BYTES
@@ -85,7 +90,10 @@ class Retention:
             if left <= 0 or self._stopped():
                 return
             shards, ids, reason = work
-            left -= self._store.rewrite(shards, ids, reason)
+            try:
+                left -= self._store.rewrite(shards, ids, reason)
+            except OSError as error:
+                logger.warning("%s cannot be rewritten now: %s", ", ".join(shards), error)
 
     def _expired(self, now: datetime) -> Iterator[tuple[Sequence[str], Sequence[int], Reason]]:
         if not self._settings.trace_days:

@@ -142,6 +142,24 @@ def test_a_sweep_is_bounded_and_the_next_goes_on(store: TraceStore, monkeypatch:
     assert len(names(store)) == 4
 
 
+def test_a_shard_that_cannot_be_rewritten_holds_up_no_other(
+    store: TraceStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for seed in range(3):
+        store.add([make_trace(seed)])
+    bad, real = sorted(path.name for path in store.folder.iterdir())[1], store.rewrite
+
+    def rewrite(shards: Any, *arguments: Any) -> int:
+        if bad in shards:
+            raise OSError("input/output error")
+        return real(shards, *arguments)
+
+    monkeypatch.setattr(store, "rewrite", rewrite)
+    Retention(store, limits(store, trace_days=1)).sweep(START + timedelta(days=2))
+    assert names(store) == ["request-1"]
+    assert bad in caplog.text
+
+
 def test_a_request_is_forgotten_with_its_choices(store: TraceStore) -> None:
     ids = ["cmpl-1", "cmpl-1-0", "cmpl-1-12", "cmpl-1-0-x", "cmpl-10", "cmpl_1", "cmplX1"]
     made = [make_trace(seed, request_id=name) for seed, name in enumerate(ids)]
