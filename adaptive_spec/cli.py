@@ -10,9 +10,10 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from urllib.parse import quote
 
 # Threads that wait for work sleep.  By default they spin, and beside another busy process decoding then collapses.
 # OpenMP reads this once, when torch is loaded.
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from adaptive_spec.bench.simulate_records import RecordedSimulation
     from adaptive_spec.healing.recipe import Recipe
     from adaptive_spec.records.database import Database
+    from adaptive_spec.records.traces import TraceStore
     from adaptive_spec.settings import Settings
 
 T = TypeVar("T")
@@ -53,9 +55,11 @@ app = typer.Typer(
 )
 config_app = typer.Typer(no_args_is_help=True, help="The settings.")
 db_app = typer.Typer(no_args_is_help=True, help="The database.")
+traces_app = typer.Typer(invoke_without_command=True, help="The traces that training learns from.")
 models_app = typer.Typer(no_args_is_help=True, help="Targets and drafts.")
 app.add_typer(config_app, name="config")
 app.add_typer(db_app, name="db")
+app.add_typer(traces_app, name="traces")
 app.add_typer(models_app, name="models")
 
 Url = Annotated[
@@ -842,6 +846,104 @@ def db_upgrade() -> None:
     typer.echo(f"{_without_password(url)} is up to date.")
 
 
+# ---- traces
+
+
+@traces_app.callback()
+def traces(ctx: typer.Context, domain: Domain = None, url: Url = None, json_: Json = False) -> None:
+    """What is stored of each domain to learn from, and what was dropped and why."""
+    if ctx.invoked_subcommand is not None:
+        return
+
+    def direct(database: "Database") -> dict[str, Any]:
+        from adaptive_spec.serving import views
+
+        return views.traces(database, domain=domain)
+
+    found = _ask(url, "/api/traces", {"domain": domain}, direct)
+    columns = (
+        "domain",
+        "num_traces",
+        "held_out_share",
+        "num_tokens",
+        "bytes_per_token",
+        "kept_mass",
+        "dropped",
+        "oldest",
+        "newest",
+    )
+    _show(found, found["domains"], columns, json_)
+
+
+@traces_app.command("delete")
+def traces_delete(
+    request_id: Annotated[str, typer.Argument(help="The id of the answer; its choices ID-0, ID-1, … go too.")],
+    url: Url = None,
+    token: Token = "",
+    json_: Json = False,
+) -> None:
+    """Delete what is stored of a request's text."""
+
+    def direct(database: "Database") -> dict[str, Any]:
+        from adaptive_spec.records.retention import forget_request
+        from adaptive_spec.serving import views
+
+        found = forget_request(_trace_store(database), request_id)
+        if not found.num_traces and not found.num_evidence:
+            raise RecordsError(views.nothing_stored(request_id))
+        told: dict[str, Any] = views.plain(found)
+        return told
+
+    route = f"/api/traces/{quote(request_id, safe='')}"
+    found = _tell(url, lambda: Client(url or DEFAULT_URL, token, timeout_seconds=600).delete(route), direct)
+    text = f"Deleted {found['num_traces']} traces and {found['num_evidence']} measured chains of {request_id}."
+    _say(found, text, json_)
+
+
+@traces_app.command("import")
+def traces_import(
+    prompts: Annotated[Path, typer.Argument(help='JSONL file of {"prompt": …} or {"messages": […]}.')],
+    domain: Annotated[str, typer.Option("--domain", help="The domain of the traces.")],
+    max_tokens: Annotated[int, typer.Option(min=1, help="At most so many tokens an answer.")] = 128,
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="Sampling temperature; 0 is greedy.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Complete prompts as they are, without the chat template.")
+    ] = False,
+    json_: Json = False,
+) -> None:
+    """Let the target answer prompts, offline, and keep the answers as traces."""
+    from adaptive_spec.importing.answers import Writing, check_domain, import_prompts
+    from adaptive_spec.importing.prompts import read_prompts
+    from adaptive_spec.settings import load_settings
+
+    settings = load_settings()
+    writing = Writing(domain, max_tokens, temperature, seed, raw)
+    check_domain(domain, settings)
+    read, problems = read_prompts(prompts)
+
+    from adaptive_spec.bench.progress import Teller
+    from adaptive_spec.models.loading import load_pair
+    from adaptive_spec.records.database import Database
+
+    database, tell = Database(settings.records.url), Teller(sys.stderr)
+    try:
+        database.upgrade()
+        report = import_prompts(_trace_store(database), load_pair(settings.model), settings, read, writing, tell)
+    finally:
+        database.close()
+    problems = sorted([*problems, *report.problems], key=lambda problem: problem.line)
+    text = (
+        f"{report.num_stored} traces stored, {report.num_known} known already, {report.num_dropped} dropped, "
+        f"{len(problems)} lines passed over"
+    )
+    tell.done("import", text)
+    for problem in problems:
+        typer.echo(f"{prompts}:{problem.line}: {problem.reason}", err=True)
+    _say(asdict(replace(report, problems=tuple(problems))), text, json_)
+    raise typer.Exit(1 if problems else 0)
+
+
 # ---- models and the demo
 
 
@@ -961,9 +1063,17 @@ def _ask(
     url: str | None, path: str, query: dict[str, Any], direct: Callable[["Database"], dict[str, Any]]
 ) -> dict[str, Any]:
     """Ask the service; read the database when no URL was named and nothing answers at the default."""
+    # A named service may be slow; the guessed one is on this machine.
+    client = Client(url or DEFAULT_URL, timeout_seconds=60 if url else 10)
+    return _tell(url, lambda: client.get(path, **query), direct)
+
+
+def _tell(
+    url: str | None, call: Callable[[], dict[str, Any]], direct: Callable[["Database"], dict[str, Any]]
+) -> dict[str, Any]:
+    """Call the service; turn to the database when no URL was named and nothing answers at the default."""
     try:
-        # A named service may be slow; the guessed one is on this machine.
-        return Client(url or DEFAULT_URL, timeout_seconds=60 if url else 10).get(path, **query)
+        return call()
     except UnreachableError:
         if url:
             raise
@@ -995,6 +1105,15 @@ def _settings_at(traces: str | None, overrides: dict[str, dict[str, Any]]) -> "S
     if (path := _missing_file(settings.records.url)) is not None:
         raise RecordsError(f"There is no database {path}. Name one with --traces, or set records.url.")
     return settings
+
+
+def _trace_store(database: "Database") -> "TraceStore":
+    from adaptive_spec.records.quota import Quota
+    from adaptive_spec.records.traces import TraceStore
+    from adaptive_spec.settings import load_settings
+
+    records = load_settings().records
+    return TraceStore(database, records.folder, records.held_out_share, Quota.of(records))
 
 
 def _refuse_missing_file(records_url: str) -> None:

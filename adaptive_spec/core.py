@@ -4,6 +4,7 @@ Who makes what: the decoder makes ``Step``, ``ChainEvidence`` and ``Trace``; rec
 steps and evidence into ``Thresholds``; learning turns traces into an adapter; releases bind both into a ``Release``.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -11,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 DEFAULT_DOMAIN = "default"
+DOMAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,63}")
 DRAFTERS = ("model", "ngram", "combined")  # combined: n-gram where a long enough suffix matches, else the model
 VERIFIERS = ("exact", "ngram", "logits", "hybrid", "typical", "topk_relaxed")  # all but exact are relaxed
 CALIBRATED_VERIFIERS = ("ngram", "logits", "hybrid")  # whose thresholds are fitted to evidence

@@ -27,7 +27,9 @@ from adaptive_spec.models.loading import ModelPair, load_pair
 from adaptive_spec.pipeline import Pipeline
 from adaptive_spec.records.costs import get_cost, save_cost
 from adaptive_spec.records.database import Database
+from adaptive_spec.records.quota import Quota
 from adaptive_spec.records.releases import live_version
+from adaptive_spec.records.retention import Forgotten, forget_request
 from adaptive_spec.records.runs import active_run, fail_orphans
 from adaptive_spec.records.traces import TraceStore
 from adaptive_spec.records.writer import Writer
@@ -87,7 +89,7 @@ class Service:
         self.database.upgrade()
         fail_orphans(self.database)
         records = self.settings.records
-        self.traces = TraceStore(self.database, records.folder, records.held_out_share)
+        self.traces = TraceStore(self.database, records.folder, records.held_out_share, Quota.of(records))
         self.writer = Writer(self.database, self.traces, records)
         progress("models")
         self._threads = self.settings.model.threads or torch.get_num_threads()
@@ -176,6 +178,11 @@ class Service:
         self._follow_live()
         return version
 
+    def forget(self, request_id: str) -> Forgotten:
+        """Delete what is stored of a request's text: its traces and its measured chains."""
+        self.writer.flush(10.0)
+        return forget_request(self.traces, request_id)
+
     def _listeners(self) -> Listeners:
         records, writer = self.settings.records, self.writer
         if not records.enabled:
@@ -188,6 +195,7 @@ class Service:
             records.trace_top_k,
             records.trace_share,
             writer.on_evidence,
+            frozenset(records.untraced_domains),
         )
 
     def _run(self, run_id: int) -> None:

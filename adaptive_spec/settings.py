@@ -142,7 +142,15 @@ class RecordSettings(_Section):
     flush_seconds: float = Field(default=0.5, gt=0)
     trace_top_k: int = Field(default=64, ge=1)
     trace_share: float = Field(default=1.0, ge=0, le=1)
+    untraced_domains: tuple[str, ...] = ()  # whose requests are as if each had asked not to be recorded
     held_out_share: float = Field(default=0.2, gt=0, lt=1)
+    trace_quota: int = Field(default=4000, ge=2)  # traces per domain
+    domain_quotas: dict[str, Annotated[int, Field(ge=2)]] = Field(default_factory=dict)  # where it is another
+    recent_share: float = Field(default=0.5, ge=0, le=1)  # of a quota, for the newest; the rest samples all before
+    trace_days: float = Field(default=90.0, ge=0)  # older ones go; 0: never
+    trace_bytes: int = Field(default=4_000_000_000, ge=0)  # of all traces together; 0: no limit
+    min_held_out_traces: int = Field(default=20, ge=0)  # per domain, the last to go for the sake of trace_bytes
+    sweep_seconds: float = Field(default=60.0, gt=0)
 
 
 class LearningSettings(_Section):

@@ -21,8 +21,10 @@ from adaptive_spec.records import events as event_records
 from adaptive_spec.records import releases as release_records
 from adaptive_spec.records import runs as run_records
 from adaptive_spec.records.database import Database
+from adaptive_spec.records.traces import TraceStore
 from adaptive_spec.settings import CalibrationSettings
 from tests.calibration.planted import chains, linear_cost, record
+from tests.records.rows import make_trace
 
 DOCS = Path(__file__).parents[1] / "docs"
 NOBODY = "http://127.0.0.1:9"
@@ -39,6 +41,7 @@ def commands(group: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ..
 
 COMMANDS = sorted(commands(typer.main.get_command(cli.app)))
 LISTINGS = {
+    "traces": "domains",
     "stats": "domains",
     "domains": "domains",
     "runs": "runs",
@@ -85,7 +88,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    do_GET = do_POST = answer
+    do_GET = do_POST = do_DELETE = answer
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -301,6 +304,27 @@ def test_bad_settings_exit_2(tmp_path: Path) -> None:
     result = runner.invoke(cli.app, ["--config", str(bad), "config", "show"])
     assert result.exit_code == 2
     assert "server.port" in result.stderr
+
+
+def test_traces_are_deleted_by_the_service(server: Any) -> None:
+    gone = {"request_id": "cmpl-1", "num_traces": 2, "num_evidence": 3}
+    server.answers["DELETE", "/api/traces/cmpl-1"] = (200, gone)
+    result = runner.invoke(cli.app, ["traces", "delete", "cmpl-1", "--token", "t"])
+    assert result.stdout == "Deleted 2 traces and 3 measured chains of cmpl-1.\n"
+    assert server.calls == [("DELETE", "/api/traces/cmpl-1", None, "Bearer t")]
+
+
+def test_traces_without_a_service(database: Database, tmp_path: Path) -> None:
+    store = TraceStore(database, tmp_path / "traces", 0.2)
+    store.add([make_trace(1, request_id="cmpl-1-0"), make_trace(2)])
+    (row,) = json.loads(runner.invoke(cli.app, ["traces", "--json"]).stdout)["domains"]
+    assert (row["domain"], row["num_traces"]) == ("code", 2)
+    assert "kept mass" in runner.invoke(cli.app, ["traces"]).stdout
+    result = runner.invoke(cli.app, ["traces", "delete", "cmpl-1", "--json"])
+    assert json.loads(result.stdout) == {"request_id": "cmpl-1", "num_traces": 1, "num_evidence": 0}
+    assert [trace.request_id for trace in store.load()] == ["request-2"]
+    result = runner.invoke(cli.app, ["traces", "delete", "cmpl-1"])
+    assert result.exit_code == 2 and "Nothing is stored" in result.stderr
 
 
 def test_doctor(database: Database) -> None:

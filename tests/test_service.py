@@ -379,3 +379,17 @@ def test_an_exact_service_measures_nothing(service: Service) -> None:
     assert all("rule" not in row["report"] for row in service.calibrate())
     with service.database.session_scope(read_only=True) as session:
         assert session.scalar(text("SELECT count(*) FROM evidence")) == 0
+
+
+def test_requests_are_forgotten_and_domains_left_untraced(settings: Settings) -> None:
+    records = settings.records.model_copy(update={"untraced_domains": ("law",), "flush_seconds": 60.0})
+    service = Service(settings.model_copy(update={"records": records}))
+    service.start()
+    for seed, (name, domain) in enumerate((("one", "a"), ("two", "a"), ("three", "law"))):
+        params = SamplingParams(max_tokens=24, ignore_eos=True, temperature=1.0, seed=seed, n=2)
+        service.engine.submit(Request(name, (5, 7, 9), params, domain=domain)).collect()
+    forgotten = service.forget("one")  # what waits in the writer's queue too
+    assert forgotten.num_traces == 2
+    assert {trace.request_id for trace in service.traces.load()} == {"two-0", "two-1"}
+    assert {row.domain: row.num_requests for row in domain_statistics(service.database)} == {"a": 4, "law": 2}
+    service.stop()

@@ -116,7 +116,7 @@ class Engine:
             UnavailableError: the engine is stopping.
         """
         self.decoder.check(request)
-        stream = Stream(self._bounded(request), self.cancel)
+        stream = Stream(self._unrecorded(self._bounded(request)), self.cancel)
         found = [(choice, self._known_answer(choice.request)) for choice in stream.choices]
         new = [choice for choice, answer in found if answer is None]
         with self._changed:
@@ -345,6 +345,12 @@ class Engine:
         if not longest or (own is not None and own <= longest):
             return request
         return replace(request, params=replace(request.params, deadline_seconds=longest))
+
+    def _unrecorded(self, request: Request) -> Request:
+        """The request as its domain wants it recorded."""
+        if request.domain not in self.decoder.listeners.untraced_domains:
+            return request
+        return replace(request, params=replace(request.params, record=False))
 
 
 def _too_late(request: Request, when: str) -> DeadlineError:

@@ -12,7 +12,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    """Who hears of outcomes.  ``trace_top_k`` 0 keeps no traces; without ``on_evidence`` no chain is measured whole."""
+    """Who hears of outcomes.  ``trace_top_k`` 0 keeps no traces; without ``on_evidence`` no chain is measured whole.
+
+    Requests of ``untraced_domains`` are as if each had asked not to be recorded.
+    """
 
     on_step: Callable[[Step], None] = lambda _: None
     on_finish: Callable[[FinishedRequest], None] = lambda _: None
@@ -21,6 +24,7 @@ class Listeners:
     trace_top_k: int = 0
     trace_share: float = 1.0
     on_evidence: Callable[[ChainEvidence], None] | None = None
+    untraced_domains: frozenset[str] = frozenset()
 
 
 class GuardedListeners:
@@ -29,6 +33,7 @@ class GuardedListeners:
     def __init__(self, listeners: Listeners) -> None:
         self.trace_top_k = listeners.trace_top_k
         self.trace_share = listeners.trace_share
+        self.untraced_domains = listeners.untraced_domains
         self.wants_evidence = listeners.on_evidence is not None
         self.num_failures = 0
         self._listeners = listeners

@@ -24,7 +24,7 @@ from adaptive_spec.decoding.listeners import Listeners
 from adaptive_spec.errors import ModelError
 from adaptive_spec.healing.recipe import Recipe
 from adaptive_spec.models.loading import ModelPair
-from adaptive_spec.records.traces import is_degenerate
+from adaptive_spec.records.screening import is_degenerate
 from adaptive_spec.settings import DecoderSettings
 
 Progress = Callable[[dict[str, Any]], None]

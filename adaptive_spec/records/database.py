@@ -80,6 +80,22 @@ class Database:
             insert = sqlite.insert if self.is_sqlite else postgresql.insert
             session.execute(insert(table).on_conflict_do_nothing(), list(rows))
 
+    def settle(self, *, scrub: bool = False) -> None:
+        """Bring what was committed to the disk, so that not even a power cut takes it back.
+
+        PostgreSQL has done so by itself; SQLite, as it is set up here, leaves it to the next checkpoint of its log.
+
+        Args:
+            scrub: also overwrite what deleted rows left in that log, waiting for readers who still need it.  In the
+                file itself they are zeroed as they go; PostgreSQL gives their space back by vacuum.
+        """
+        if self.is_sqlite:
+            connection = self.engine.raw_connection()
+            try:
+                connection.cursor().execute(f"PRAGMA wal_checkpoint({'TRUNCATE' if scrub else 'PASSIVE'})")
+            finally:
+                connection.close()
+
     def upgrade(self) -> None:
         """Bring the schema to the newest revision.  Safe to call from several processes at once.
 
@@ -149,7 +165,7 @@ def _sqlite_engine(url: Any) -> Engine:
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, _record: Any) -> None:
         connection.isolation_level = None  # the driver's own BEGIN comes too late; _begin below sends it
-        for pragma in (f"busy_timeout={BUSY_TIMEOUT_MS}", "synchronous=NORMAL", "foreign_keys=ON"):
+        for pragma in (f"busy_timeout={BUSY_TIMEOUT_MS}", "synchronous=NORMAL", "foreign_keys=ON", "secure_delete=ON"):
             connection.execute(f"PRAGMA {pragma}")
         _turn_to_wal(connection)
 

@@ -179,15 +179,27 @@ class TraceRow(Base):
     digest: Mapped[str] = mapped_column(String, unique=True)  # of prompt and completion
     shard: Mapped[str] = mapped_column(String, index=True)
     place: Mapped[int]
-    request_id: Mapped[str]
+    request_id: Mapped[str] = mapped_column(String, index=True)
     domain: Mapped[str]
     prompt_tokens: Mapped[int]
     completion_tokens: Mapped[int]
     release: Mapped[int]
     held_out: Mapped[bool]
     at: Mapped[datetime]
+    num_bytes: Mapped[int | None]  # of the shard; None, as tail_mass: written before these were kept
+    tail_mass: Mapped[float | None]  # summed over the completion
 
     __table_args__ = (Index(None, "domain", "held_out", "id"),)
+
+
+class TraceDropRow(Base):
+    """How many traces of a domain were not kept, or not any longer, for one reason."""
+
+    __tablename__ = "trace_drops"
+
+    domain: Mapped[str] = mapped_column(String, primary_key=True)
+    reason: Mapped[str] = mapped_column(String, primary_key=True)
+    num_traces: Mapped[int]
 
 
 class ReleaseRow(Base):

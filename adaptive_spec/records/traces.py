@@ -1,51 +1,32 @@
 """Traces: finished requests kept for distillation, as safetensors shards in a folder with a row per trace.
 
-The writer adds, a training run loads.  A shard appears under its final name only when every byte is on disk, and
-counts only once its rows are committed; whatever a kill leaves behind is never read and is discarded at the next start.
+The writer adds, a training run loads.  A shard counts only once its rows are committed, and its file goes only after
+they are gone; whatever a kill leaves behind is never read and is discarded later.  What is kept, and for how long, is
+decided in ``quota`` and ``retention``.
 """
 
-import hashlib
 import logging
-import os
 import time
-import uuid
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+from safetensors import SafetensorError
 from sqlalchemy import func, select
 
 from adaptive_spec.core import Trace
 from adaptive_spec.records.database import Database
+from adaptive_spec.records.drops import Reason, count_drops
+from adaptive_spec.records.quota import Quota, enforce
+from adaptive_spec.records.screening import digest_of, is_degenerate, is_held_out
+from adaptive_spec.records.shards import SUFFIX, UNFINISHED, Shard, read_shard, state_of, write_shard
 from adaptive_spec.records.tables import TraceRow
 
 logger = logging.getLogger(__name__)
 
-_SUFFIX = ".safetensors"
-_UNFINISHED = ".unfinished"
-_LOOP_TOKENS = 64  # the end of a completion that is looked at for a loop
-_LOOP_SHARE = 0.25  # of distinct tokens in it, at or under which it is one
-_LOOP_MIN_TOKENS = 16
-
-
-def is_held_out(tokens: Sequence[int], prompt_tokens: int, share: float) -> bool:
-    """Say whether a prompt belongs to the held-out set.
-
-    The prompt alone decides, by SHA-256 of its ids: the same prompt falls on the same side today, tomorrow and on
-    every machine, and no completion of a training prompt is ever held out.
-    """
-    digest = hashlib.sha256(_id_bytes(tokens[:prompt_tokens])).digest()
-    return int.from_bytes(digest[:8], "little") < share * 2**64
-
-
-def is_degenerate(completion: Sequence[int]) -> bool:
-    """Say whether a completion ends in a loop.  Loops are easy to draft and teach a draft nothing but looping."""
-    end = completion[-_LOOP_TOKENS:]
-    return len(end) >= _LOOP_MIN_TOKENS and len(set(end)) <= _LOOP_SHARE * len(end)
+_MOST_IDS = 10_000  # in one query
+_READ_ATTEMPTS = 3  # of rows whose shard was rewritten between looking and reading
 
 
 class TraceStore:
@@ -55,32 +36,37 @@ class TraceStore:
         database: holds a row per trace.
         folder: holds the shards; made when missing.
         held_out_share: of the prompts, kept from training for the gate.
+        quota: what each domain may have; None: no limit.
     """
 
-    def __init__(self, database: Database, folder: Path, held_out_share: float) -> None:
+    def __init__(self, database: Database, folder: Path, held_out_share: float, quota: Quota | None = None) -> None:
         self.database = database
         self.folder = Path(folder)
         self.held_out_share = held_out_share
+        self.quota = quota
         self.folder.mkdir(parents=True, exist_ok=True)
 
-    def add(self, traces: list[Trace]) -> int:
-        """Store traces as one shard and return how many; degenerate and known ones are passed over.
+    def add(self, traces: Sequence[Trace]) -> int:
+        """Store traces as one shard and return how many; loops and known ones are dropped, and so is what is over
+        the quota then.  Traces of a request that is stored already are passed over, so that a retry is harmless.
 
         Raises:
             OSError: the disk refused.  Nothing is stored then.
             SQLAlchemyError: the database refused.  Nothing is stored then.
         """
-        fresh = self._fresh(traces)
-        if not fresh:
-            return 0
-        name = f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}{_SUFFIX}"
-        self._write_shard(name, list(fresh.values()))
-        rows = [self._row(name, place, digest, trace) for place, (digest, trace) in enumerate(fresh.items())]
+        fresh, drops = self._sort_out(traces)
+        shard = write_shard(self.folder, list(fresh.values())) if fresh else None
+        rows = [] if shard is None else [self._row(shard, *entry) for entry in enumerate(fresh.items())]
         try:
             with self.database.session_scope() as session:
                 self.database.insert_new(session, TraceRow, rows)
+                if self.quota is not None:
+                    for domain, held_out in sorted({(row["domain"], row["held_out"]) for row in rows}):
+                        drops[domain, "quota"] += enforce(session, self.quota, domain, held_out=held_out)
+                count_drops(self.database, session, drops)
         except BaseException:
-            (self.folder / name).unlink(missing_ok=True)
+            if shard is not None:
+                (self.folder / shard.name).unlink(missing_ok=True)
             raise
         return len(rows)
 
@@ -110,7 +96,8 @@ class TraceStore:
             wanted = wanted.where(ranked.c.newest <= limit_per_domain)
         with self.database.session_scope(read_only=True) as session:
             rows = list(session.scalars(wanted))
-        return self._read(rows)
+        found = self._read(rows)
+        return [found[row.id] for row in rows if row.id in found]
 
     def count(self) -> dict[str, tuple[int, int]]:
         """Return per domain how many traces there are to train on, and how many are held out."""
@@ -122,37 +109,122 @@ class TraceStore:
                 counts[domain] = (train, number) if held_out else (number, tested)
         return counts
 
+    def known_requests(self, request_ids: Sequence[str]) -> set[str]:
+        """Return those of the requests that have a trace."""
+        with self.database.session_scope(read_only=True) as session:
+            stored = set(session.scalars(select(TraceRow.request_id)))
+        return stored.intersection(request_ids)
+
+    def rewrite(self, shards: Sequence[str], without: Collection[int] = (), reason: Reason = "deleted") -> int:
+        """Write what lives in shards anew as one, leave some of it out, and delete the old files.
+
+        Rows change in one transaction.  A kill before it leaves the new shard without rows, one after it the old ones;
+        either is an orphan.  Meanwhile the rows are locked, so that no one else moves or deletes them.
+
+        Args:
+            without: ids of rows that go, under ``reason``.
+
+        Returns the bytes written.
+
+        Raises:
+            OSError: a shard cannot be read or written.  Nothing has changed then.
+            SQLAlchemyError: the database refused.  Nothing has changed then.
+        """
+        without = frozenset(without)
+        drops: Counter[tuple[str, Reason]] = Counter()
+        kept: dict[int, Trace] = {}
+        num_bytes = 0
+        with self.database.session_scope() as session:
+            rows = list(
+                session.scalars(
+                    select(TraceRow).where(TraceRow.shard.in_(shards)).order_by(TraceRow.id).with_for_update()
+                )
+            )
+            leaving = [row for row in rows if row.id in without]
+            drops.update((row.domain, reason) for row in leaving)
+            for shard, members in _by_shard(row for row in rows if row.id not in without).items():
+                try:
+                    kept |= read_shard(self.folder / shard, members)
+                except FileNotFoundError:
+                    continue  # rows stay as they are; whether the file is lost is decided at the next start
+                except SafetensorError as error:
+                    logger.warning("%d traces are lost with %s: %s", len(members), self.folder / shard, error)
+                    drops.update((row.domain, "damaged") for row in members)
+                    leaving += members
+            for row in leaving:
+                session.delete(row)
+            staying = [row for row in rows if row.id in kept]
+            if staying:
+                written = write_shard(self.folder, [kept[row.id] for row in staying])
+                num_bytes = sum(written.trace_bytes)
+                for place, row in enumerate(staying):
+                    row.shard, row.place, row.num_bytes = written.name, place, written.trace_bytes[place]
+                    row.tail_mass = float(kept[row.id].tail_mass.sum())
+            count_drops(self.database, session, drops)
+        self.database.settle()  # rows that came back would miss their files
+        for shard in shards:
+            (self.folder / shard).unlink(missing_ok=True)
+        return num_bytes
+
     def discard_orphans(self, min_age_seconds: float = 600.0) -> int:
         """Delete half-written shards and shards without rows, and return how many.
 
         Args:
             min_age_seconds: younger files stay: another process may be about to commit their rows.
         """
-        with self.database.session_scope(read_only=True) as session:
-            known = set(session.scalars(select(TraceRow.shard).distinct()))
         newest = time.time() - min_age_seconds
-        orphans = [
-            path
-            for path in self.folder.iterdir()
-            if path.name not in known and path.suffix in (_SUFFIX, _UNFINISHED) and path.stat().st_mtime <= newest
-        ]
+        files = [path for path in self.folder.iterdir() if path.suffix in (SUFFIX, UNFINISHED)]
+        with self.database.session_scope(read_only=True) as session:  # after the listing: rows come after files
+            known = set(session.scalars(select(TraceRow.shard).distinct()))
+        orphans = [path for path in files if path.name not in known and _modified(path) <= newest]
         for path in orphans:
             path.unlink(missing_ok=True)
         if orphans:
-            logger.info("discarded %d unfinished trace shards", len(orphans))
+            logger.info("discarded %d trace shards without rows", len(orphans))
         return len(orphans)
 
-    def _fresh(self, traces: list[Trace]) -> dict[str, Trace]:
-        """Return digest -> trace of those worth storing."""
-        fresh = {_digest(trace): trace for trace in traces if not is_degenerate(trace.tokens[trace.prompt_tokens :])}
-        with self.database.session_scope(read_only=True) as session:
-            known = set(session.scalars(select(TraceRow.digest).where(TraceRow.digest.in_(list(fresh)))))
-        return {digest: trace for digest, trace in fresh.items() if digest not in known}
+    def discard_damaged(self) -> int:
+        """Delete the rows of shards that are not whole or not there, and the files; return how many rows.
 
-    def _row(self, shard: str, place: int, digest: str, trace: Trace) -> dict[str, Any]:
+        When no shard at all is there the folder is the wrong one, or not mounted: then nothing is deleted.
+        """
+        ids: dict[str, list[int]] = defaultdict(list)
+        with self.database.session_scope(read_only=True) as session:
+            for row_id, shard in session.execute(select(TraceRow.id, TraceRow.shard)):
+                ids[shard].append(row_id)
+        states = {shard: state_of(self.folder / shard) for shard in sorted(ids)}
+        if ids and set(states.values()) == {"missing"}:
+            logger.warning("none of %d trace shards is in %s: is records.folder right?", len(ids), self.folder)
+            return 0
+        damaged = [shard for shard, state in states.items() if state != "whole"]
+        for shard in damaged:
+            logger.warning("%d traces are lost: %s is %s", len(ids[shard]), self.folder / shard, states[shard])
+            self.rewrite([shard], ids[shard], "damaged")
+        return sum(len(ids[shard]) for shard in damaged)
+
+    def _sort_out(self, traces: Sequence[Trace]) -> tuple[dict[str, Trace], Counter[tuple[str, Reason]]]:
+        """Return digest -> trace of those worth storing, and how many are not, by domain and reason."""
+        drops: Counter[tuple[str, Reason]] = Counter()
+        digests = [digest_of(trace) for trace in traces]
+        with self.database.session_scope(read_only=True) as session:
+            stored = select(TraceRow.digest, TraceRow.request_id).where(TraceRow.digest.in_(digests))
+            known = {digest: request_id for digest, request_id in session.execute(stored)}
+        fresh: dict[str, Trace] = {}
+        for digest, trace in zip(digests, traces, strict=True):
+            if is_degenerate(trace.tokens[trace.prompt_tokens :]):
+                drops[trace.domain, "loop"] += 1
+            elif digest not in known:
+                fresh[digest] = trace
+                known[digest] = trace.request_id
+            elif known[digest] != trace.request_id:
+                drops[trace.domain, "duplicate"] += 1
+        return fresh, drops
+
+    def _row(self, shard: Shard, place: int, entry: tuple[str, Trace]) -> dict[str, Any]:
+        digest, trace = entry
         return {
             "digest": digest,
-            "shard": shard,
+            "shard": shard.name,
             "place": place,
             "request_id": trace.request_id,
             "domain": trace.domain,
@@ -161,70 +233,47 @@ class TraceStore:
             "release": int(trace.release),
             "held_out": is_held_out(trace.tokens, trace.prompt_tokens, self.held_out_share),
             "at": trace.at,
+            "num_bytes": shard.trace_bytes[place],
+            "tail_mass": float(trace.tail_mass.sum()),
         }
 
-    def _write_shard(self, name: str, traces: list[Trace]) -> None:
-        tensors: dict[str, Any] = {}
-        for place, trace in enumerate(traces):
-            tensors[f"{place}.tokens"] = numpy.asarray(trace.tokens, dtype=numpy.int32)
-            tensors[f"{place}.top_ids"] = numpy.ascontiguousarray(trace.top_ids, dtype=numpy.int32)
-            tensors[f"{place}.top_log_probs"] = numpy.ascontiguousarray(trace.top_log_probs, dtype=numpy.float32)
-            tensors[f"{place}.tail_mass"] = numpy.ascontiguousarray(trace.tail_mass, dtype=numpy.float32)
-        unfinished = self.folder / (name + _UNFINISHED)
-        try:
-            with unfinished.open("wb") as file:
-                file.write(save(tensors))
-                file.flush()
-                os.fsync(file.fileno())
-            unfinished.rename(self.folder / name)
-        except BaseException:
-            unfinished.unlink(missing_ok=True)
-            raise
-        _sync_folder(self.folder)
-
-    def _read(self, rows: list[TraceRow]) -> list[Trace]:
-        by_shard: dict[str, list[TraceRow]] = defaultdict(list)
-        for row in rows:
-            by_shard[row.shard].append(row)
+    def _read(self, rows: Sequence[TraceRow]) -> dict[int, Trace]:
+        """Return the traces of rows that can be read, by the rows' ids."""
         found: dict[int, Trace] = {}
-        for shard, members in by_shard.items():
-            try:
-                found.update(_read_shard(self.folder / shard, members))
-            except (SafetensorError, OSError) as error:
-                logger.warning("%d traces are passed over: %s: %s", len(members), self.folder / shard, error)
-        return [found[row.id] for row in rows if row.id in found]
+        for attempt in range(_READ_ATTEMPTS):
+            moved: list[int] = []
+            for shard, members in _by_shard(rows).items():
+                try:
+                    found |= read_shard(self.folder / shard, members)
+                except (SafetensorError, OSError) as error:
+                    if attempt + 1 < _READ_ATTEMPTS and isinstance(error, FileNotFoundError):
+                        moved += [row.id for row in members]
+                    else:
+                        logger.warning("%d traces are passed over: %s: %s", len(members), self.folder / shard, error)
+            if not moved:
+                break
+            rows = self._rows(moved)
+        return found
+
+    def _rows(self, ids: Sequence[int]) -> list[TraceRow]:
+        with self.database.session_scope(read_only=True) as session:
+            return [
+                row
+                for start in range(0, len(ids), _MOST_IDS)
+                for row in session.scalars(select(TraceRow).where(TraceRow.id.in_(ids[start : start + _MOST_IDS])))
+            ]
 
 
-def _read_shard(path: Path, rows: list[TraceRow]) -> dict[int, Trace]:
-    with safe_open(path, framework="numpy") as shard:
-        return {
-            row.id: Trace(
-                request_id=row.request_id,
-                domain=row.domain,
-                tokens=tuple(shard.get_tensor(f"{row.place}.tokens").tolist()),
-                prompt_tokens=row.prompt_tokens,
-                top_ids=shard.get_tensor(f"{row.place}.top_ids"),
-                top_log_probs=shard.get_tensor(f"{row.place}.top_log_probs"),
-                tail_mass=shard.get_tensor(f"{row.place}.tail_mass"),
-                release=row.release,
-                at=row.at,
-            )
-            for row in rows
-        }
+def _by_shard(rows: Any) -> dict[str, list[TraceRow]]:
+    by_shard: dict[str, list[TraceRow]] = defaultdict(list)
+    for row in rows:
+        by_shard[row.shard].append(row)
+    return by_shard
 
 
-def _digest(trace: Trace) -> str:
-    return hashlib.sha256(f"{trace.prompt_tokens}:".encode() + _id_bytes(trace.tokens)).hexdigest()
-
-
-def _id_bytes(tokens: Sequence[int]) -> bytes:
-    return numpy.asarray(tokens, dtype="<i8").tobytes()
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name == "posix":  # elsewhere folders cannot be opened, and renames are durable by themselves
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+def _modified(path: Path) -> float:
+    """When a file was last written; infinitely late when it is gone meanwhile."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return float("inf")

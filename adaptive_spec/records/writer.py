@@ -1,15 +1,15 @@
 """The writer: the decoder's callbacks on one side, the database on the other, a bounded queue between.
 
-The decoder's thread only appends.  One daemon thread writes a batch every ``flush_seconds``.  While the database is
-away the batch is retried and the queue fills; once full, new rows are dropped and counted.  Nothing here raises into
-the decoder.
+The decoder's thread only appends.  One daemon thread writes a batch every ``flush_seconds`` and sweeps the traces
+every ``sweep_seconds``.  While the database is away the batch is retried and the queue fills; once full, new rows are
+dropped and counted.  Nothing here raises into the decoder.
 """
 
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -18,6 +18,7 @@ from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
 from adaptive_spec.core import ChainEvidence, FinishedRequest, Step, Trace
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.events import event_row
+from adaptive_spec.records.retention import Retention
 from adaptive_spec.records.tables import Base, EventRow, EvidenceRow, RequestRow, StepRow
 from adaptive_spec.records.traces import TraceStore
 from adaptive_spec.settings import RecordSettings
@@ -43,7 +44,7 @@ class Writer:
     Args:
         database: at the newest revision.
         traces: where traces go; unfinished shards of an earlier life are discarded at start.
-        settings: whether to record, how much may wait, and how often to write.
+        settings: whether to record, how much may wait, how often to write, and what is kept of traces.
     """
 
     def __init__(self, database: Database, traces: TraceStore, settings: RecordSettings) -> None:
@@ -59,6 +60,7 @@ class Writer:
         self._flushing = False
         self._closing = threading.Event()
         self._give_up_at = float("inf")
+        self._retention = Retention(traces, settings, self._closing.is_set)
         self._thread = threading.Thread(target=self._run, name="adaptive-spec-writer", daemon=True)
         self._thread.start()
 
@@ -116,13 +118,17 @@ class Writer:
             self._num_taken += 1
 
     def _run(self) -> None:
-        self._discard_orphans()
+        self._tend(self._retention.recover)
+        swept = time.monotonic()
         while True:
             batch = self._next_batch()
-            if batch:
-                self._settle(batch)
-            elif self._closing.is_set():
+            self._settle([item for item in batch if isinstance(item, Trace)])
+            self._settle([item for item in batch if not isinstance(item, Trace)])
+            if not batch and self._closing.is_set():
                 return
+            if time.monotonic() >= swept + self._settings.sweep_seconds and not self._closing.is_set():
+                self._tend(self._retention.sweep)
+                swept = time.monotonic()
 
     def _next_batch(self) -> list[Item]:
         with self._changed:
@@ -131,8 +137,13 @@ class Writer:
             self._flushing = bool(self._items)
             return batch
 
-    def _settle(self, batch: list[Item]) -> None:
-        """Write a batch however long it takes; give up rows that the database refuses, or at the closing deadline."""
+    def _settle(self, batch: Sequence[Item]) -> None:
+        """Write a batch however long it takes; give up rows that the database refuses, or at the closing deadline.
+
+        Traces and rows come in batches of their own, so that a retry for one part does not count the other twice.
+        """
+        if not batch:
+            return
         wait_seconds, longest = _RETRY_SECONDS
         while True:
             try:
@@ -158,7 +169,7 @@ class Writer:
         else:
             self._closing.wait(seconds)
 
-    def _write(self, batch: list[Item]) -> int:
+    def _write(self, batch: Sequence[Item]) -> int:
         """Write a batch in one go, or, when the database refuses a row of it, row by row."""
         try:
             self._write_all(batch)
@@ -171,23 +182,28 @@ class Writer:
                 return 0
             return sum(self._write([item]) for item in batch)
 
-    def _write_all(self, batch: list[Item]) -> None:
-        traces = [item for item in batch if isinstance(item, Trace)]
+    def _write_all(self, batch: Sequence[Item]) -> None:
+        traces: list[Trace] = []
         rows: dict[type[Base], list[dict[str, Any]]] = {}
         for item in batch:
-            if not isinstance(item, Trace):
+            if isinstance(item, Trace):
+                traces.append(item)
+            else:
                 rows.setdefault(_TABLES[type(item)], []).append(row_of(item))
         if traces:
             self._traces.add(traces)
-        with self._database.session_scope() as session:
-            for table, values in rows.items():
-                self._database.insert_new(session, table, values)
+        if rows:
+            with self._database.session_scope() as session:
+                for table, values in rows.items():
+                    self._database.insert_new(session, table, values)
 
-    def _discard_orphans(self) -> None:
+    def _tend(self, work: Callable[[], None]) -> None:
         try:
-            self._traces.discard_orphans()
+            work()
         except (SQLAlchemyError, OSError) as error:
-            logger.warning("unfinished trace shards are left for the next start: %s", error)
+            logger.warning("the trace store is tended to later: %s", error)
+        except Exception:
+            logger.exception("the trace store could not be tended to")
 
 
 def row_of(item: Step | ChainEvidence | FinishedRequest | dict[str, Any]) -> dict[str, Any]:

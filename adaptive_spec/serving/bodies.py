@@ -3,20 +3,18 @@
 A parameter that would change the answer and is not supported is refused, never ignored.
 """
 
-import re
 from typing import Annotated, Any, Literal
 from uuid import uuid4
 
 from jinja2 import TemplateError
 from pydantic import BaseModel, ConfigDict, Field
 
-from adaptive_spec.core import DEFAULT_DOMAIN, Request, SamplingParams
+from adaptive_spec.core import DEFAULT_DOMAIN, DOMAIN_NAME, Request, SamplingParams
 from adaptive_spec.errors import RequestError
 from adaptive_spec.settings import Drafter, Settings, Verifier
 
 MOST_CHOICES = 8
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions; a chat gets what the context leaves
-DOMAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,63}")
 # Parameters refused when they ask for something: name -> values that ask for nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
@@ -93,7 +91,7 @@ class GenerationBody(_Body):
     def domain(self, header: str | None) -> str:
         """The domain of ``metadata.domain``, else of the X-Domain header, else the default."""
         named = (self.metadata or {}).get("domain") or header or DEFAULT_DOMAIN
-        if not DOMAIN.fullmatch(named):
+        if not DOMAIN_NAME.fullmatch(named):
             raise RequestError(f"Domain {named!r} is not a name: use 1 to 64 of A-Z a-z 0-9 _ . : / -.")
         return named
 

@@ -40,6 +40,10 @@ class Client:
         """POST a control route."""
         return self._json(path, body)
 
+    def delete(self, path: str) -> dict[str, Any]:
+        """DELETE a control route."""
+        return self._json(path, None, "DELETE")
+
     def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """POST a completion route and yield its server-sent events."""
         with self._open(path, body) as answer:
@@ -52,20 +56,20 @@ class Client:
                     raise AdaptiveSpecError(event["error"]["message"])
                 yield event
 
-    def _json(self, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
-        with self._open(path, body) as answer:
+    def _json(self, path: str, body: dict[str, Any] | None, method: str | None = None) -> dict[str, Any]:
+        with self._open(path, body, method) as answer:
             try:
                 parsed = json.loads(answer.read())
             except ValueError as error:
                 raise UnreachableError(f"What answers at {self.url} is not adaptive-spec. Correct --url.") from error
         return dict(parsed)
 
-    def _open(self, path: str, body: dict[str, Any] | None) -> Any:
+    def _open(self, path: str, body: dict[str, Any] | None, method: str | None = None) -> Any:
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data=data, headers=headers)
+        request = urllib.request.Request(self.url + path, data=data, headers=headers, method=method)
         try:
             return self._opener().open(request, timeout=self._timeout_seconds)
         except urllib.error.HTTPError as error:

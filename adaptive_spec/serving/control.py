@@ -113,6 +113,10 @@ def _reads(service: Service) -> APIRouter:
     def events(limit: Limit = 50, kind: str | None = None) -> dict[str, Any]:
         return views.events(service.database, limit=limit, kind=kind)
 
+    @router.get("/traces")
+    def traces(domain: str | None = None) -> dict[str, Any]:
+        return views.traces(service.database, domain=domain)
+
     @router.get("/drift")
     def drift() -> dict[str, Any]:
         return views.drift(service.database, service.drift_states)
@@ -153,6 +157,14 @@ def _writes(service: Service) -> APIRouter:
     def rollback(body: RollbackBody | None = None) -> dict[str, int]:
         wanted = body or RollbackBody()
         return {"live": service.rollback(wanted.to, wanted.reason)}
+
+    @router.delete("/traces/{request_id}")
+    def forget(request_id: str) -> dict[str, Any]:
+        forgotten = service.forget(request_id)
+        if not forgotten.num_traces and not forgotten.num_evidence:
+            raise HTTPException(404, views.nothing_stored(request_id))
+        told: dict[str, Any] = views.plain(forgotten)
+        return told
 
     return router
 

@@ -17,6 +17,7 @@ from adaptive_spec.decoding.budget import Budget
 from adaptive_spec.errors import RecordsError
 from adaptive_spec.records.drifts import drift_counts
 from adaptive_spec.records.statistics import DomainStatistics, domain_statistics
+from adaptive_spec.records.trace_statistics import TraceStatistics, trace_statistics
 from adaptive_spec.serving.ports import Service
 
 logger = logging.getLogger(__name__)
@@ -50,12 +51,14 @@ class ServiceCollector(Collector):
         try:
             rows = domain_statistics(self._service.database)
             drifts = drift_counts(self._service.database)
+            traces = trace_statistics(self._service.database)
         except (RecordsError, SQLAlchemyError):
             logger.warning("The database did not answer a scrape of /metrics", exc_info=True)
-            rows, drifts = None, {}
+            rows, drifts, traces = None, {}, []
         yield _gauge("database_up", "1 when the database answered this scrape.", rows is not None)
         yield from _domain_metrics(rows or [])
         yield _drift_metric(drifts)
+        yield from _trace_metrics(traces)
         yield from self._engine_metrics()
         yield from _budget_metrics(self._service.engine.budgets)
 
@@ -108,6 +111,17 @@ def _drift_metric(counts: Mapping[tuple[str, str, str], int]) -> Metric:
     for key, number in counts.items():
         counter.add_metric(list(key), number)
     return counter
+
+
+def _trace_metrics(rows: Iterable[TraceStatistics]) -> Iterator[Metric]:
+    held = GaugeMetricFamily(PREFIX + "num_traces", "Traces that are stored.", labels=["domain"])
+    text = "Traces that were not kept, or not any longer."
+    dropped = CounterMetricFamily(PREFIX + "traces_dropped", text, labels=["domain", "reason"])
+    for row in rows:
+        held.add_metric([row.domain], row.num_traces)
+        for reason, number in row.dropped.items():
+            dropped.add_metric([row.domain, reason], number)
+    yield from (held, dropped)
 
 
 def _budget_metrics(budgets: Mapping[str, Budget]) -> Iterator[Metric]:

@@ -11,6 +11,7 @@ from adaptive_spec.core import Release, Request
 from adaptive_spec.decoding.budget import Budget
 from adaptive_spec.errors import AdaptiveSpecError
 from adaptive_spec.records.database import Database
+from adaptive_spec.records.retention import Forgotten
 from adaptive_spec.settings import Settings
 
 
@@ -138,3 +139,6 @@ class Service(Protocol):
 
     def rollback(self, to: int | None, reason: str) -> int:
         """Put an earlier release live and return its version."""
+
+    def forget(self, request_id: str) -> Forgotten:
+        """Delete what is stored of a request's text."""

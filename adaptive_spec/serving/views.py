@@ -22,6 +22,7 @@ from adaptive_spec.records import runs as run_records
 from adaptive_spec.records import statistics
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.drifts import DRIFT
+from adaptive_spec.records.trace_statistics import trace_statistics
 
 
 def plain(value: Any) -> Any:
@@ -89,6 +90,18 @@ def releases(database: Database) -> dict[str, Any]:
 def events(database: Database, *, limit: int = 50, kind: str | None = None) -> dict[str, Any]:
     """What the service did and what befell it."""
     return {"events": plain(event_records.list_events(database, limit, kind=kind))}
+
+
+def traces(database: Database, *, domain: str | None = None) -> dict[str, Any]:
+    """What the trace store holds of each domain, and what it dropped."""
+    return {"domains": plain(trace_statistics(database, domain=domain))}
+
+
+def nothing_stored(request_id: str) -> str:
+    """What somebody is told who wants a request deleted of which nothing is there."""
+    return (
+        f"Nothing is stored of request {request_id!r}. Give the id of its answer; one that runs is stored when it ends."
+    )
 
 
 def drift(database: Database, states: Iterable[StreamState]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import random
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -102,6 +103,19 @@ def test_outputs_of_requests_that_are_not_recorded_are_not_remembered(engine: En
         engine.submit(Request(str(turn), (5, 6, 7), params)).collect()
     first, second = ([s.chain_length for s in heard.steps if s.request_id == str(turn)] for turn in range(2))
     assert first == second
+
+
+def test_domains_that_are_not_traced_keep_statistics_only(pair: ModelPair, heard: Heard) -> None:
+    engine = Engine(pair, SETTINGS, replace(heard.listeners, untraced_domains=frozenset({"law"})))
+    engine.start()
+    for turn, domain in enumerate(("law", "law", "code")):
+        params = SamplingParams(max_tokens=25, chain_length=3, drafter="ngram")
+        engine.submit(Request(str(turn), (5, 6, 7), params, domain)).collect()
+    engine.stop()
+    assert {trace.domain for trace in heard.traces} == {"code"}
+    assert {request.domain for request in heard.finished} == {"law", "code"}
+    first, second = ([s.chain_length for s in heard.steps if s.request_id == str(turn)] for turn in range(2))
+    assert first == second  # the first answer is not remembered for n-grams either
 
 
 def test_n_gram_chains_are_only_as_long_as_pays(pair: ModelPair, heard: Heard) -> None:

@@ -7,6 +7,7 @@ import numpy
 from adaptive_spec.core import ChainEvidence, FinishedRequest, Position, Step, Trace
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.tables import EvidenceRow, RequestRow, StepRow
+from adaptive_spec.records.trace_statistics import trace_statistics
 from adaptive_spec.records.writer import row_of
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -75,14 +76,23 @@ def make_finish(
     )
 
 
-def make_trace(seed: int = 0, *, domain: str = "code", completion: tuple[int, ...] | None = None) -> Trace:
+def make_trace(
+    seed: int = 0,
+    *,
+    domain: str = "code",
+    prompt: tuple[int, ...] | None = None,
+    completion: tuple[int, ...] | None = None,
+    request_id: str | None = None,
+    at: datetime = START,
+) -> Trace:
     generator = numpy.random.default_rng(seed)
-    prompt = tuple(generator.integers(0, 1000, 5).tolist())
+    drawn = tuple(generator.integers(0, 1000, 5).tolist())
+    prompt = drawn if prompt is None else prompt
     if completion is None:
         completion = tuple(generator.integers(0, 1000, 7).tolist())
     shape = (len(completion), 4)
     return Trace(
-        request_id=f"request-{seed}",
+        request_id=request_id or f"request-{seed}",
         domain=domain,
         tokens=prompt + completion,
         prompt_tokens=len(prompt),
@@ -90,7 +100,7 @@ def make_trace(seed: int = 0, *, domain: str = "code", completion: tuple[int, ..
         top_log_probs=-generator.random(shape).astype(numpy.float32),
         tail_mass=generator.random(len(completion)).astype(numpy.float32),
         release=3,
-        at=START,
+        at=at,
     )
 
 
@@ -135,3 +145,10 @@ def record(database: Database, *items: Step | ChainEvidence | FinishedRequest) -
     with database.session_scope() as session:
         for item in items:
             database.insert_new(session, _TABLES[type(item)], [row_of(item)])
+
+
+def drop_counts(database: Database) -> dict[tuple[str, str], int]:
+    """The counters of dropped traces, by domain and reason."""
+    return {
+        (row.domain, reason): number for row in trace_statistics(database) for reason, number in row.dropped.items()
+    }

@@ -10,11 +10,14 @@ import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 
 from adaptive_spec.records.database import Database
-from adaptive_spec.records.traces import TraceStore, is_degenerate, is_held_out
-from tests.records.rows import make_trace
+from adaptive_spec.records.screening import is_degenerate, is_held_out
+from adaptive_spec.records.tables import TraceRow
+from adaptive_spec.records.traces import TraceStore
+from tests.records.rows import drop_counts, make_trace
 
 
 @pytest.fixture
@@ -48,16 +51,29 @@ def test_split_domains_and_limit(store: TraceStore) -> None:
     assert [trace.domain for trace in store.load(domains=["law"], limit_per_domain=1)] == ["law"]
 
 
-def test_duplicates_and_loops_are_passed_over(store: TraceStore) -> None:
-    assert store.add([make_trace(0), make_trace(0)]) == 1
-    assert store.add([make_trace(0), make_trace(1, completion=(7, 8) * 10)]) == 0
+def test_duplicates_and_loops_are_dropped_and_counted(store: TraceStore) -> None:
+    again = make_trace(0, request_id="another")
+    assert store.add([make_trace(0), again]) == 1
+    assert store.add([again, make_trace(1, completion=(7, 8) * 10), make_trace(2, completion=(7,) * 16)]) == 0
+    assert store.add([make_trace(3, domain="law", completion=(5,) * 20)]) == 0
     assert len(store.load()) == 1
     assert len(list(store.folder.iterdir())) == 1
+    assert drop_counts(store.database) == {("code", "duplicate"): 2, ("code", "loop"): 2, ("law", "loop"): 1}
+
+
+def test_the_same_trace_again_is_a_retry_and_no_duplicate(store: TraceStore) -> None:
+    assert store.add([make_trace(0)]) == 1
+    assert store.add([make_trace(0)]) == 0
+    assert drop_counts(store.database) == {}
 
 
 def test_degenerate_completions() -> None:
     assert is_degenerate([1, 2] * 8)
     assert is_degenerate(list(range(100)) + [5, 6, 7] * 30)
+    assert is_degenerate(list(range(100)) + list(range(30)) * 4)  # many tokens, but a cycle
+    assert is_degenerate((*range(48), *([9] * 16)))  # the last 16 alone
+    assert not is_degenerate(list(range(100)) + list(range(30)) * 3)
+    assert not is_degenerate((*range(49), *([99] * 15)))
     assert not is_degenerate([1, 1, 1])
     assert not is_degenerate(list(range(40)) * 2)
 
@@ -89,6 +105,8 @@ def test_nothing_is_left_when_the_database_refuses(store: TraceStore, monkeypatc
     with pytest.raises(OperationalError):
         store.add([make_trace()])
     assert list(store.folder.iterdir()) == []
+    monkeypatch.undo()
+    assert drop_counts(store.database) == {}
 
 
 def test_orphans_are_discarded_once_old_enough(store: TraceStore) -> None:
@@ -110,6 +128,80 @@ def test_a_damaged_or_missing_shard_is_passed_over(store: TraceStore, caplog: py
     second.unlink()
     assert [trace.request_id for trace in store.load()] == ["request-2"]
     assert first.name in caplog.text and second.name in caplog.text
+
+
+def test_rows_of_damaged_and_missing_shards_are_discarded_at_start(store: TraceStore) -> None:
+    for seed in range(4):
+        store.add([make_trace(seed)])
+    truncated, missing, empty, _ = sorted(store.folder.iterdir())
+    truncated.write_bytes(truncated.read_bytes()[:-8])
+    missing.unlink()
+    empty.write_bytes(b"")
+    assert store.discard_damaged() == 3
+    assert [trace.request_id for trace in store.load()] == ["request-3"]
+    assert len(list(store.folder.iterdir())) == 1
+    assert drop_counts(store.database) == {("code", "damaged"): 3}
+    assert store.discard_damaged() == 0
+
+
+def test_a_folder_without_any_shard_is_taken_for_the_wrong_one(
+    store: TraceStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.add([make_trace()])
+    assert TraceStore(store.database, tmp_path / "unmounted", 0.5).discard_damaged() == 0
+    assert "records.folder" in caplog.text
+    assert len(store.load()) == 1
+
+
+def test_shards_are_rewritten_without_what_goes(store: TraceStore) -> None:
+    for seed in range(0, 6, 2):
+        store.add([make_trace(seed), make_trace(seed + 1)])
+    before = {trace.request_id: trace for trace in store.load()}
+    shards = sorted(path.name for path in store.folder.iterdir())
+    with store.database.session_scope(read_only=True) as session:
+        ids = dict(session.execute(select(TraceRow.request_id, TraceRow.id)).all())
+    written = store.rewrite(shards[:2], [ids["request-1"], ids["request-4"]], "age")  # the latter is elsewhere
+    after = store.load()
+    assert [trace.request_id for trace in after] == [f"request-{seed}" for seed in (0, 2, 3, 4, 5)]
+    for trace in after:
+        assert trace.tokens == before[trace.request_id].tokens
+        numpy.testing.assert_array_equal(trace.top_log_probs, before[trace.request_id].top_log_probs)
+    (made,) = {path.name for path in store.folder.iterdir()} - set(shards)
+    assert {path.name for path in store.folder.iterdir()} == {made, shards[2]}
+    size = (store.folder / made).stat().st_size
+    assert size <= written < size + 3
+    assert drop_counts(store.database) == {("code", "age"): 1}
+
+
+def test_a_rewrite_that_the_database_refuses_changes_nothing(
+    store: TraceStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.add([make_trace(0), make_trace(1)])
+    (shard,) = store.folder.iterdir()
+
+    def refuse(*arguments: Any) -> None:
+        raise OperationalError("INSERT", {}, Exception("away"))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("adaptive_spec.records.traces.count_drops", refuse)
+        with pytest.raises(OperationalError):
+            store.rewrite([shard.name], [1])
+    assert shard.exists() and len(store.load()) == 2
+    assert store.discard_orphans(min_age_seconds=0) == 1  # the copy
+    assert len(store.load()) == 2
+
+
+def test_traces_that_move_while_they_are_loaded_are_found(store: TraceStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.add([make_trace(0), make_trace(1)])
+    (shard,) = store.folder.iterdir()
+    real = store._read
+
+    def move_first(rows: Any) -> Any:
+        store.rewrite([shard.name])
+        return real(rows)
+
+    monkeypatch.setattr(store, "_read", move_first)
+    assert [trace.request_id for trace in store.load()] == ["request-0", "request-1"]
 
 
 def _add_forever(url: str, folder: Path) -> None:

@@ -19,6 +19,8 @@ from adaptive_spec.decoding.budget import Budget
 from adaptive_spec.errors import AdaptiveSpecError, BusyError, ReleaseError, RunError
 from adaptive_spec.records import runs as run_records
 from adaptive_spec.records.database import Database
+from adaptive_spec.records.retention import Forgotten, forget_request
+from adaptive_spec.records.traces import TraceStore
 from adaptive_spec.serving.app import create_app
 from adaptive_spec.settings import Settings, load_settings
 
@@ -151,6 +153,10 @@ class Service:
             raise ReleaseError("There is no release 99. `adaptive-spec releases` lists them.")
         self.engine.release = replace(self.engine.release, version=to or 0)
         return self.engine.release.version
+
+    def forget(self, request_id: str) -> Forgotten:
+        records = self.settings.records
+        return forget_request(TraceStore(self.database, records.folder, records.held_out_share), request_id)
 
 
 @pytest.fixture(scope="session")

@@ -9,9 +9,11 @@ from adaptive_spec.calibration.watch import StreamState
 from adaptive_spec.errors import SettingsError
 from adaptive_spec.records import events as event_records
 from adaptive_spec.records import releases as release_records
+from adaptive_spec.records.traces import TraceStore
 from adaptive_spec.serving.app import check_bind, create_app
 from adaptive_spec.serving.metrics import ServiceCollector
 from adaptive_spec.settings import ServerSettings
+from tests.records.rows import make_trace
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -128,6 +130,31 @@ def test_events(client: TestClient, service: Any) -> None:
     assert len(client.get("/api/events").json()["events"]) == 2
     (event,) = client.get("/api/events?kind=swap").json()["events"]
     assert event["detail"] == {"seconds": 0.1}
+
+
+def test_traces(client: TestClient, service: Any) -> None:
+    assert client.get("/api/traces").json() == {"domains": []}
+    records = service.settings.records
+    store = TraceStore(service.database, records.folder, records.held_out_share)
+    store.add([make_trace(1, request_id="cmpl-1"), make_trace(2, domain="law", completion=(3,) * 20)])
+    code, law = client.get("/api/traces").json()["domains"]
+    assert (code["domain"], code["num_traces"], code["num_completion_tokens"]) == ("code", 1, 7)
+    assert 0 < code["kept_mass"] < 1 and code["bytes_per_token"] > 0 and code["oldest"].startswith("2026-01-02")
+    assert (law["num_traces"], law["dropped"]) == (0, {"loop": 1})
+    assert len(client.get("/api/traces?domain=law").json()["domains"]) == 1
+    text = client.get("/metrics").text
+    assert 'adaptive_spec_num_traces{domain="code"} 1.0' in text
+    assert 'adaptive_spec_traces_dropped_total{domain="law",reason="loop"} 1.0' in text
+    service.set_token("s3cret")
+    assert client.delete("/api/traces/cmpl-1").status_code == 401
+    told = {"Authorization": "Bearer s3cret"}
+    assert client.delete("/api/traces/cmpl-1", headers=told | {"Origin": "https://evil.example"}).status_code == 403
+    assert len(store.load()) == 1
+    answer = client.delete("/api/traces/cmpl-1", headers=told)
+    assert answer.json() == {"request_id": "cmpl-1", "num_traces": 1, "num_evidence": 0}
+    assert store.load() == []
+    answer = client.delete("/api/traces/cmpl-1", headers=told)
+    assert answer.status_code == 404 and "cmpl-1" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("path", ["/api/retrain", "/api/calibrate", "/api/releases/rollback"])
