@@ -4,7 +4,7 @@ Every side is an engine of ours with the same draft, release, prompts and cost o
 learns while it is measured, save transformers' rule, which learns within each answer as it does at home.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,6 +24,7 @@ from adaptive_spec.errors import NotEnoughDataError
 from adaptive_spec.models.loading import ModelPair, load_pair
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.observations import Observations, observations, pool
+from adaptive_spec.records.releases import same_draft
 from adaptive_spec.settings import Settings
 
 OFF = "off"
@@ -75,8 +76,7 @@ def compare_policies(
     tell("bench-policies", "loading the models")
     pair = load_pair(settings.model)
     running = put_on(settings, pair, None, release, None)
-    earlier = observations(database, release=running.version, limit=_NEWEST_STEPS)
-    return measure_policies(pair, settings, plan, running, earlier, tell)
+    return measure_policies(pair, settings, plan, running, _earlier(database, running.version), tell)
 
 
 def measure_policies(
@@ -84,7 +84,7 @@ def measure_policies(
     settings: Settings,
     plan: Plan,
     release: Release,
-    earlier: Mapping[str, Observations],
+    earlier: Sequence[Observations],
     tell: Tell = lambda title, text: None,
 ) -> Policies:
     """Measure the cost of a step, let the estimator learn, and let all sides take turns."""
@@ -92,7 +92,7 @@ def measure_policies(
     workloads = domain_workloads(pair, plan, batch)
     tell("bench-policies", "measuring the cost of a step")
     cost = measured_cost(pair, settings, batch, release.vocabulary)
-    seen = pool(list(earlier.values()))
+    seen = pool(earlier)
     found = Policies([], cost.at(batch), None, len(seen.position))
     makers = _makers(found, seen, release, settings.decoder.max_chain_length)
     with ExitStack() as stack:
@@ -105,6 +105,14 @@ def measure_policies(
             runners[name] = runner
         found.cells = take_turns(runners, workloads, plan.rounds, pair, partial(tell, "turns"), OFF)
     return found
+
+
+def _earlier(database: Database, version: int) -> list[Observations]:
+    """What the draft of a release has shown, under whichever thresholds."""
+    seen: list[Observations] = []
+    for release in sorted(same_draft(database, version)):
+        seen += observations(database, release=release, limit=_NEWEST_STEPS).values()
+    return seen
 
 
 def _makers(found: Policies, seen: Observations, release: Release, longest: int) -> dict[str, Make]:

@@ -69,7 +69,7 @@ def earlier() -> dict[str, Observations]:
 def test_all_sides_on_real_models(pair: ModelPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = Plan(("code", "math"), (), 1, 24, 1, (1,), growth=False)
     told: list[str] = []
-    found = measure_policies(pair, SETTINGS, made, RELEASE, earlier(), lambda title, text: told.append(title))
+    found = measure_policies(pair, SETTINGS, made, RELEASE, list(earlier().values()), lambda title, text: told.append(title))
     assert not found.skipped and found.num_observations > 300
     records = policy_records(found, describe(SETTINGS, "3", found.cost))
     assert all_identical(records)
@@ -101,7 +101,7 @@ def test_all_sides_on_real_models(pair: ModelPair, tmp_path: Path, capsys: pytes
 
 def test_in_batches_and_without_earlier_traffic(pair: ModelPair, capsys: pytest.CaptureFixture[str]) -> None:
     made = Plan(("code",), (), 2, 16, 1, (2,), growth=False)
-    found = measure_policies(pair, SETTINGS, made, Release(), {})
+    found = measure_policies(pair, SETTINGS, made, Release(), [])
     assert set(found.skipped) == {LOGISTIC, POOLED_THRESHOLDS}
     records = policy_records(found, describe(SETTINGS, None, found.cost))
     assert all_identical(records)
