@@ -13,6 +13,7 @@ AdaptiveSpecError
 ├── ReleaseError          a release is damaged, foreign, refused or unknown
 │   └── GateRefused       the candidate did not pass the gate; carries the report
 └── RunError              a training run failed
+    └── RunInterrupted    its process was killed or the service stopped; it may go on from its checkpoint
 
 Messages end with what to do next.
 """
@@ -68,3 +69,7 @@ class GateRefused(ReleaseError):
 
 class RunError(AdaptiveSpecError):
     """A training run failed."""
+
+
+class RunInterrupted(RunError):
+    """The run's process ended before its work was done."""

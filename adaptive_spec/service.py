@@ -38,6 +38,8 @@ from adaptive_spec.settings import Settings
 
 logger = logging.getLogger(__name__)
 
+_ENDING_SECONDS = 60
+
 
 class Service:
     """Start it, submit to ``engine``, stop it."""
@@ -56,7 +58,10 @@ class Service:
         self._stopping = threading.Event()
         self._training = threading.Lock()
         self._following = threading.Lock()  # a swap decided on an older reading must not land after a newer one
-        self._watchers = [threading.Thread(target=self._watch, name="release-watcher", daemon=True)]
+        self._watchers = [
+            threading.Thread(target=self._watch, name="release-watcher", daemon=True),
+            threading.Thread(target=self._resume_interrupted, name="run-resumer", daemon=True),
+        ]
         self._drift = DriftWatch(self.database, settings.drift)
         self._drift_answers = DriftAnswers(
             self.database, settings.drift, calibrate=self._calibrate_after, retrain=self._retrain_after
@@ -85,7 +90,6 @@ class Service:
         """
         progress("database")
         self.database.upgrade()
-        fail_orphans(self.database)
         records = self.settings.records
         self.traces = TraceStore(self.database, records.folder, records.held_out_share)
         self.writer = Writer(self.database, self.traces, records)
@@ -103,6 +107,7 @@ class Service:
         self.pipeline = Pipeline(self.database, self.settings, cost, self.pair.hashes)
         progress("live release")
         self._follow_live()
+        fail_orphans(self.database)
         for watcher in self._watchers:
             watcher.start()
         self._scheduler.start()
@@ -132,16 +137,19 @@ class Service:
                 self.writer.close()
             self.database.close()
 
-    def retrain(self, trigger: str = "person") -> int:
+    def retrain(self, trigger: str = "person", *, resume: bool = False) -> int:
         """Start a training run in its own process; return its id.
 
+        Args:
+            resume: go on with the run that was interrupted last, under its own trigger.
+
         Raises:
-            RunError: one is running already.
+            RunError: one is running already, or there is none to go on with.
         """
         if not self._training.acquire(blocking=False):
             raise self._busy()
         try:
-            run_id = self.pipeline.open_run(trigger)
+            run_id = self.pipeline.reopen_run() if resume else self.pipeline.open_run(trigger)
         except BaseException:
             self._training.release()
             raise
@@ -203,6 +211,21 @@ class Service:
             self._training.release()
         if not self._stopping.is_set():
             self._follow_live()
+
+    def _resume_interrupted(self) -> None:
+        """Go on, once, with the run that the end of an earlier service has cut short."""
+        try:
+            for _ in range(_ENDING_SECONDS):  # its process notices by itself that its service is gone
+                fail_orphans(self.database)
+                if active_run(self.database) is None:
+                    break
+                if self._stopping.wait(1.0):
+                    return
+            run = self.pipeline.interrupted()
+            if run is not None and not run.report.get("num_resumptions"):
+                logger.info("run %d goes on from its checkpoint", self.retrain(resume=True))
+        except (AdaptiveSpecError, SQLAlchemyError) as error:
+            logger.warning("the interrupted run does not go on: %s", error)
 
     @contextlib.contextmanager
     def _cores_shared(self) -> Iterator[None]:

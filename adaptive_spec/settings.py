@@ -154,7 +154,8 @@ class LearningSettings(_Section):
     learning_rate: float = Field(default=2e-3, gt=0)
     batch_tokens: int = Field(default=1024, ge=1)
     max_epochs: int = Field(default=8, ge=1)
-    time_limit_seconds: float = Field(default=600.0, gt=0)
+    time_limit_seconds: float = Field(default=600.0, gt=0)  # of work, over all processes of a run; pauses do not count
+    checkpoint_seconds: float = Field(default=30.0, ge=0)  # between two; 0: none, a killed run cannot go on
     min_traces: int = Field(default=20, ge=2)
     vocabulary_tokens: int = Field(default=8192, ge=0)  # that a release's draft may propose, by traffic; 0: all
     threads: int = Field(default=1, ge=1)

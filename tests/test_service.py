@@ -1,7 +1,9 @@
 """The whole loop on tiny real models: serve, record, retrain in a child process, gate, publish, hot-reload."""
 
 import copy
+import os
 import re
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +16,7 @@ from sqlalchemy import text
 from starlette.testclient import TestClient
 
 from adaptive_spec.core import Request, SamplingParams
-from adaptive_spec.errors import ReleaseError
+from adaptive_spec.errors import ReleaseError, RunError
 from adaptive_spec.records.events import EventRecord, list_events
 from adaptive_spec.records.releases import add_release, set_live
 from adaptive_spec.records.runs import get_run, list_runs
@@ -296,6 +298,73 @@ def test_too_little_data_fails_the_run_with_advice(service: Service) -> None:
     run_id = service.retrain("person")
     assert wait(service, run_id) == "failed"
     assert "min_traces" in (get_run(service.database, run_id).error or "")
+
+
+def test_a_killed_run_fails_and_goes_on_when_told(settings: Settings) -> None:
+    """kill -9 of the child: decoding goes on, nothing goes live; the same run then ends with a release."""
+    learning = settings.learning.model_copy(update={"checkpoint_seconds": 0.01})
+    service = Service(settings.model_copy(update={"learning": learning}))
+    service.start()
+    with pytest.raises(RunError, match="No run was interrupted"):
+        service.retrain(resume=True)
+    before = serve(service, 40, "a")
+    run_id = service.retrain("person")
+    kill_child(service, run_id)
+    assert wait(service, run_id) == "failed"
+    run = get_run(service.database, run_id)
+    assert run.error is not None and "signal 9" in run.error and "--resume" in run.error
+    assert serve(service, 5, "a") == before[:5] and service.engine.release.version == 0
+    left = settings.releases.folder / "runs" / str(run_id)
+    assert (left / "settings.json").stat().st_mode & 0o777 == 0o600
+    assert service.retrain(resume=True) == run_id
+    assert wait(service, run_id) == "passed", get_run(service.database, run_id)
+    assert get_run(service.database, run_id).report["num_resumptions"] == 1
+    service.stop()  # joins the run's thread, which clears up after the row says that it passed
+    assert not left.exists()
+
+
+def test_a_run_that_ended_with_its_service_goes_on_with_the_next(settings: Settings) -> None:
+    learning = settings.learning.model_copy(update={"checkpoint_seconds": 0.01, "max_epochs": 1000})
+    settings = settings.model_copy(update={"learning": learning})
+    service = Service(settings)
+    service.start()
+    serve(service, 40, "a")
+    run_id = service.retrain("person")
+    child = pid_of_child(service, run_id)
+    service.stop()
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
+    again = Service(settings)
+    again.start()
+    assert get_run(again.database, run_id).error in (None, "The service stopped. " + ADVICE)
+    pid_of_child(again, run_id)
+    assert get_run(again.database, run_id).report == {"num_resumptions": 1}
+    again.stop()
+    third = Service(settings)  # once is enough: what failed twice may fail always
+    third.start()
+    time.sleep(2)
+    assert [(run.id, run.state) for run in list_runs(third.database)] == [(run_id, "cancelled")]
+    third.stop()
+
+
+ADVICE = "`adaptive-spec retrain --resume` goes on from its checkpoint."
+
+
+def pid_of_child(service: Service, run_id: int) -> int:
+    """Wait until the run trains, with a checkpoint on disk."""
+    checkpoint = service.settings.releases.folder / "runs" / str(run_id) / "checkpoint.safetensors"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        run = get_run(service.database, run_id)
+        if run.state == "running" and run.progress.get("phase") == "distil" and checkpoint.exists():
+            assert run.pid is not None and run.pid != os.getpid()
+            return run.pid
+        time.sleep(0.02)
+    raise AssertionError(f"run {run_id} does not train: {run}")
+
+
+def kill_child(service: Service, run_id: int) -> None:
+    os.kill(pid_of_child(service, run_id), signal.SIGKILL)
 
 
 def test_answers_over_http(settings: Settings) -> None:

@@ -26,6 +26,14 @@ from adaptive_spec.learning.batches import (
     make_batch,
     plan,
 )
+from adaptive_spec.learning.checkpoint import (
+    Checkpoint,
+    Position,
+    optimiser_tensors,
+    read_checkpoint,
+    restore_optimiser,
+    write_checkpoint,
+)
 from adaptive_spec.learning.evaluate import means_over_tokens
 from adaptive_spec.learning.losses import bucketed_log_probs, distillation_loss
 from adaptive_spec.releases.adapter import load_adapter_delta
@@ -65,28 +73,32 @@ def distil(
     settings: LearningSettings,
     progress: Progress,
     parent_adapter: Path | None = None,
+    folder: Path | None = None,
 ) -> tuple[PeftModel, DistilReport]:
     """Train an adapter on ``traces`` and return it at its best epoch on ``held_out``.
 
-    The draft is wrapped in place: use the returned model from here on.
+    The draft is wrapped in place: use the returned model from here on.  A run that goes on from a checkpoint ends with
+    the same adapter as one that nothing interrupted, bit for bit on one machine, unless the time limit ends it.
 
     Args:
         progress: called after every optimiser step with phase, step, steps, loss, held_out_agreement,
             tokens_per_second and seconds_left.
         parent_adapter: folder of the adapter to continue from; it may have another rank.
+        folder: where checkpoints are left, and where the one that is there is gone on from, with the same traces and
+            settings; None: no checkpoints.
 
     Raises:
         NotEnoughDataError: no trace to train on or none to evaluate on.
         ReleaseError: the parent adapter does not fit.
         RunError: the loss is no longer finite.
     """
-    run = _Run(draft, traces, held_out, settings, progress, parent_adapter)
+    run = _Run(draft, traces, held_out, settings, progress, parent_adapter, folder)
     stopped = run.train()
     return run.model, run.report(stopped)
 
 
 class _Run:
-    """One run's state: the model, the optimiser, the clock and the best weights so far."""
+    """One run: the model, the optimiser, the position in the plan, the clock and the best weights so far."""
 
     def __init__(
         self,
@@ -96,73 +108,76 @@ class _Run:
         settings: LearningSettings,
         progress: Progress,
         parent_adapter: Path | None,
+        folder: Path | None,
     ) -> None:
         self.traces = [trace for trace in traces if completion_length(trace) > 0]
         self.held_out = [trace for trace in held_out if completion_length(trace) > 0]
         if not self.traces or not self.held_out:
             raise NotEnoughDataError("No traces to train on or none held out. Serve more requests, then retrain.")
         torch.manual_seed(settings.seed)
-        self.draft, self.settings, self.progress = draft, settings, progress
-        self.model = _wrap(draft, settings, parent_adapter)
+        self.draft, self.settings, self.progress, self.folder = draft, settings, progress, folder
+        saved = read_checkpoint(folder) if folder is not None else None
+        self.model = _wrap(draft, settings, parent_adapter if saved is None else None)
         self.trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.optimiser = torch.optim.AdamW(
             self.trained, lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.01
         )
         self.steps = settings.max_epochs * len(plan(self.traces, settings.batch_tokens, settings.seed))
-        self.step = self.tokens = 0
-        self.started = time.monotonic()
-        self.history: list[dict[str, float]] = []
-        self.best_epoch, self.best_weights = 0, _weights(self.model)
+        self.at, self.best_weights = Position(), _weights(self.model)
+        if saved is not None:
+            self._restore(saved)
+        self.saved = self.ticked = time.monotonic()
 
     def train(self) -> str:
         """Train until a stop rule holds, put the best weights back, and say which rule it was."""
-        self._evaluate(0, math.nan)
-        stopped = "max_epochs"
-        for epoch in range(1, self.settings.max_epochs + 1):
-            loss, finished = self._epoch(epoch)
-            self._evaluate(epoch, loss)
-            if not finished:
-                stopped = "time_limit"
-                break
-            if epoch - self.best_epoch >= _PATIENCE:
-                stopped = "early"
-                break
+        if not self.at.history:
+            self._evaluate()
+        stopped = self._stop_rule()
+        while stopped is None:
+            finished = self._epoch()
+            stopped = self._stop_rule() if finished else "time_limit"
         set_peft_model_state_dict(self.model, self.best_weights)
         self.model.eval()
         return stopped
 
     def report(self, stopped: str) -> DistilReport:
-        first, best = self.history[0], self.history[self.best_epoch]
+        first, best = self.at.history[0], self.at.history[self.at.best_epoch]
         return DistilReport(
             num_traces=len(self.traces),
             num_held_out=len(self.held_out),
             num_tokens=sum(completion_length(trace) for trace in self.traces),
-            steps=self.step,
-            best_epoch=self.best_epoch,
+            steps=self.at.step,
+            best_epoch=self.at.best_epoch,
             stopped=stopped,
-            seconds=self._seconds,
+            seconds=self.at.seconds,
             agreement_before=first["agreement"],
             agreement_after=best["agreement"],
             overlap_before=first["overlap"],
             overlap_after=best["overlap"],
-            history=tuple(self.history),
+            history=tuple(self.at.history),
         )
 
-    @property
-    def _seconds(self) -> float:
-        return time.monotonic() - self.started
+    def _stop_rule(self) -> str | None:
+        if self.at.epochs - self.at.best_epoch >= _PATIENCE:
+            return "early"
+        if self.at.epochs >= self.settings.max_epochs:
+            return "max_epochs"
+        return "time_limit" if self.at.seconds >= self.settings.time_limit_seconds else None
 
-    def _epoch(self, epoch: int) -> tuple[float, bool]:
-        """One pass.  Returns the mean loss, and False when time ran out before its end."""
+    def _epoch(self) -> bool:
+        """Finish the epoch under way and judge it.  Returns False when time ran out before its end."""
+        at = self.at
         self.model.train()
-        losses: list[float] = []
-        for group in plan(self.traces, self.settings.batch_tokens, self.settings.seed + epoch):
-            if self._seconds >= self.settings.time_limit_seconds:
-                return sum(losses) / len(losses) if losses else math.nan, False
-            losses.append(self._step(make_batch(group, self.draft.device)))
-        return sum(losses) / len(losses), True
+        groups = plan(self.traces, self.settings.batch_tokens, self.settings.seed + at.epochs + 1)
+        while at.steps_of_epoch < len(groups) and at.seconds < self.settings.time_limit_seconds:
+            self._step(make_batch(groups[at.steps_of_epoch], self.draft.device))
+        finished = at.steps_of_epoch == len(groups)
+        loss = at.loss_sum / at.steps_of_epoch if at.steps_of_epoch else None
+        at.epochs, at.steps_of_epoch, at.loss_sum = at.epochs + 1, 0, 0.0
+        self._evaluate(loss)
+        return finished
 
-    def _step(self, batch: Batch) -> float:
+    def _step(self, batch: Batch) -> None:
         for group in self.optimiser.param_groups:
             group["lr"] = self.settings.learning_rate * self._rate()
         loss = _backward(self.draft, batch, self.settings)
@@ -171,36 +186,66 @@ class _Run:
         nn.utils.clip_grad_norm_(self.trained, 1.0)
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
-        self.step += 1
-        self.tokens += batch.num_tokens
+        at = self.at
+        at.step += 1
+        at.steps_of_epoch += 1
+        at.loss_sum += loss
+        at.tokens += batch.num_tokens
+        if time.monotonic() - self.saved >= self.settings.checkpoint_seconds > 0:
+            self._save()
+        at.training_seconds += self._tick()
         self._tell(loss)
-        return loss
 
     def _rate(self) -> float:
         """Warm-up, then a cosine to 5 % that ends with the steps or with the time, whichever comes first."""
-        done = max(self.step / self.steps, self._seconds / self.settings.time_limit_seconds)
-        return min((self.step + 1) / _WARMUP_STEPS, 0.05 + 0.95 * (1 + math.cos(math.pi * min(done, 1))) / 2)
+        done = max(self.at.step / self.steps, self.at.seconds / self.settings.time_limit_seconds)
+        return min((self.at.step + 1) / _WARMUP_STEPS, 0.05 + 0.95 * (1 + math.cos(math.pi * min(done, 1))) / 2)
 
     def _tell(self, loss: float) -> None:
-        left = self._seconds / self.step * (self.steps - self.step)
+        at = self.at
+        left = at.seconds / at.step * (self.steps - at.step)
         self.progress(
             {
                 "phase": "distil",
-                "step": self.step,
+                "step": at.step,
                 "steps": self.steps,
                 "loss": loss,
-                "held_out_agreement": self.history[-1]["agreement"],
-                "tokens_per_second": self.tokens / max(self._seconds, 1e-9),
-                "seconds_left": max(0.0, min(left, self.settings.time_limit_seconds - self._seconds)),
+                "held_out_agreement": at.history[-1]["agreement"],
+                "tokens_per_second": at.tokens / max(at.seconds, 1e-9),
+                "seconds_left": max(0.0, min(left, self.settings.time_limit_seconds - at.seconds)),
             }
         )
 
-    def _evaluate(self, epoch: int, loss: float) -> None:
+    def _evaluate(self, loss: float | None = None) -> None:
         """Score the held-out traces, all tokens alike, and keep the weights if no epoch was better."""
-        row = {"epoch": epoch, **means_over_tokens(self.draft, self.held_out), "seconds": self._seconds}
-        self.history.append(row if math.isnan(loss) else {**row, "loss": loss})
-        if row["agreement"] > self.history[self.best_epoch]["agreement"]:
-            self.best_epoch, self.best_weights = epoch, _weights(self.model)
+        at = self.at
+        scores = means_over_tokens(self.draft, self.held_out)
+        self._tick()
+        row = {"epoch": at.epochs, **scores, "seconds": at.seconds}
+        at.history.append(row if loss is None else {**row, "loss": loss})
+        if row["agreement"] > at.history[at.best_epoch]["agreement"]:
+            at.best_epoch, self.best_weights = at.epochs, _weights(self.model)
+        if self.settings.checkpoint_seconds:
+            self._save()
+
+    def _tick(self) -> float:
+        """Count the seconds since the last call as work, and return them."""
+        now = time.monotonic()
+        passed, self.ticked = now - self.ticked, now
+        self.at.seconds += passed
+        return passed
+
+    def _save(self) -> None:
+        if self.folder is None:
+            return
+        state = optimiser_tensors(self.optimiser)
+        write_checkpoint(self.folder, Checkpoint(self.at, _weights(self.model), self.best_weights, state))
+        self.saved = time.monotonic()
+
+    def _restore(self, saved: Checkpoint) -> None:
+        set_peft_model_state_dict(self.model, dict(saved.adapter))
+        restore_optimiser(self.optimiser, saved.optimiser)
+        self.at, self.best_weights = saved.position, dict(saved.best)
 
 
 def _backward(draft: PreTrainedModel, batch: Batch, settings: LearningSettings) -> float:

@@ -4,7 +4,7 @@
 
 Started by the pipeline, so that training can neither block nor kill the service.  It reads traces, writes the adapter,
 ``distil.json`` and ``judgement.json`` into the folder, and tells its progress to the row of the run.  It publishes
-nothing.
+nothing.  It may be killed at any moment: started again with the same folder, it goes on from the last checkpoint.
 """
 
 import argparse
@@ -26,6 +26,7 @@ from adaptive_spec.learning.distil import distil
 from adaptive_spec.learning.evaluate import judge, score, score_of
 from adaptive_spec.learning.heat import HEATS, choose_heats
 from adaptive_spec.learning.judge import Judgement, replay_observations, write_judgement
+from adaptive_spec.learning.pinned import pinned
 from adaptive_spec.learning.vocabulary import choose_vocabulary
 from adaptive_spec.models.loading import load_pair
 from adaptive_spec.models.weights import DraftWeights
@@ -83,16 +84,15 @@ def train(database: Database, settings: Settings, run_id: int, out: Path) -> Non
     draft, hashes = pair.draft, pair.hashes
     del pair  # the target's own layers are not needed
     parent = live_release(database, settings.releases.folder, hashes=hashes)
-    held_out = store.load(held_out=True)
+    out.mkdir(parents=True, exist_ok=True)
+    traces, held_out = pinned(out, parent.version, traces, store.load(held_out=True))
     weights = DraftWeights(draft)
     weights.merge(load_adapter_delta(Path(parent.adapter), draft) if parent.adapter else {})
     before = score(draft, held_out, vocabulary=parent.vocabulary)
     weights.merge({})
     fitted, selection = split(traces)
-    model, report = distil(
-        draft, fitted, selection, settings.learning, tell, Path(parent.adapter) if parent.adapter else None
-    )
-    out.mkdir(parents=True, exist_ok=True)
+    parent_adapter = Path(parent.adapter) if parent.adapter else None
+    model, report = distil(draft, fitted, selection, settings.learning, tell, parent_adapter, out)
     model.save_pretrained(str(out / ADAPTER_NAME), safe_serialization=True, save_embedding_layers=False)
     tell({"phase": "judge"}, now=True)
     vocabulary = choose_vocabulary(traces, settings.learning.vocabulary_tokens, draft.config.vocab_size)

@@ -43,6 +43,7 @@ def create_run(database: Database, trigger: str, settings: dict[str, Any]) -> in
         settings=settings,
         progress={},
         report={},
+        pid=os.getpid(),  # until the run has a process of its own
         host=socket.gethostname(),
         created_at=now,
         updated_at=now,
@@ -64,14 +65,16 @@ def update_run(
     report: dict[str, Any] | None = None,
     pid: int | None = None,
 ) -> None:
-    """Change what is given.  A cancelled run stays cancelled, whatever its process still reports.
+    """Change what is given; a report adds to what is there.
+
+    A cancelled run stays cancelled, whatever its process still reports.
 
     Raises:
         RunError: the run or the state is unknown.
     """
     if state is not None and state not in ACTIVE + FINISHED:
         raise RunError(f"Unknown run state {state!r}. Use one of {', '.join(ACTIVE + FINISHED)}.")
-    given = {"progress": progress, "error": error, "release": release, "report": report, "pid": pid}
+    given = {"progress": progress, "error": error, "release": release, "pid": pid}
     with database.session_scope() as session:
         row = session.get(RunRow, run_id, with_for_update=True)
         if row is None:
@@ -79,11 +82,31 @@ def update_run(
         for name, value in given.items():
             if value is not None:
                 setattr(row, name, value)
+        if report is not None:
+            row.report = {**row.report, **report}
         if pid is not None:
             row.host = socket.gethostname()
         if state is not None and row.state != "cancelled":
             _change_state(row, state)
         row.updated_at = datetime.now(UTC)
+
+
+def reopen_run(database: Database, run_id: int) -> None:
+    """Queue a run again that was interrupted, and count it: ``num_resumptions`` of the report.
+
+    Raises:
+        RunError: the run is unknown, active, or has passed the gate or failed at it.
+    """
+    with database.session_scope() as session:
+        row = session.get(RunRow, run_id, with_for_update=True)
+        if row is None:
+            raise _unknown(run_id)
+        if row.state not in ("failed", "cancelled"):
+            raise RunError(f"Run {run_id} is {row.state}; only one that was cut short goes on. Start a new run.")
+        row.report = {**row.report, "num_resumptions": row.report.get("num_resumptions", 0) + 1}
+        row.error, row.pid, row.host = None, os.getpid(), socket.gethostname()
+        row.updated_at = datetime.now(UTC)
+        _change_state(row, "queued")
 
 
 def get_run(database: Database, run_id: int) -> RunRecord:
@@ -123,7 +146,7 @@ def fail_orphans(database: Database) -> list[int]:
         active = session.scalars(select(RunRow).where(RunRow.state.in_(ACTIVE)).order_by(RunRow.id))
         orphans = [row for row in active if _is_gone(row)]
         for row in orphans:
-            row.error = "The run's process ended without a result. Start a new run."
+            row.error = "The run's process ended without a result. Start a new run, or go on with this one (--resume)."
             _change_state(row, "failed")
         return [row.id for row in orphans]
 
