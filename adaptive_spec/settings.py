@@ -150,14 +150,20 @@ class LearningSettings(_Section):
 
     loss: Literal["kl", "reverse_kl", "jsd", "tv", "lk_hybrid"] = "lk_hybrid"
     cross_entropy_weight: float = Field(default=0.1, ge=0)
+    survival_tokens: int = Field(default=0, ge=0)  # of would-be chains that must reach a token; 0: all count alike
+    error_weight: float = Field(default=1.0, ge=0)  # of tokens on which the draft's choice is not the target's
+    skip_confidence: float = Field(default=1.0, ge=0, le=1)  # surer tokens on which it is are left out
+    replay_share: float | None = Field(default=None, ge=0, lt=1)  # of older tokens beside fresh; None: all alike
     rank: int = Field(default=32, ge=1)
     learning_rate: float = Field(default=2e-3, gt=0)
     batch_tokens: int = Field(default=1024, ge=1)
+    accumulate: int = Field(default=1, ge=1)  # batches per optimiser step
     max_epochs: int = Field(default=8, ge=1)
     time_limit_seconds: float = Field(default=600.0, gt=0)  # of work, over all processes of a run; pauses do not count
     checkpoint_seconds: float = Field(default=30.0, ge=0)  # between two; 0: none, a killed run cannot go on
     min_traces: int = Field(default=20, ge=2)
     vocabulary_tokens: int = Field(default=8192, ge=0)  # that a release's draft may propose, by traffic; 0: all
+    memory_limit_bytes: int = Field(default=0, ge=0)  # of the child's data; 0: none
     threads: int = Field(default=1, ge=1)
     nice: int = Field(default=10, ge=0, le=19)
     seed: int = 0

@@ -34,8 +34,10 @@ from adaptive_spec.learning.checkpoint import (
     restore_optimiser,
     write_checkpoint,
 )
+from adaptive_spec.learning.emphasis import is_even, token_weights
 from adaptive_spec.learning.evaluate import means_over_tokens
-from adaptive_spec.learning.losses import bucketed_log_probs, distillation_loss
+from adaptive_spec.learning.losses import bucketed_log_probs, distillation_loss, overlap
+from adaptive_spec.learning.replay import replayed
 from adaptive_spec.releases.adapter import load_adapter_delta
 from adaptive_spec.settings import LearningSettings
 
@@ -74,6 +76,7 @@ def distil(
     progress: Progress,
     parent_adapter: Path | None = None,
     folder: Path | None = None,
+    older: Sequence[Trace] = (),
 ) -> tuple[PeftModel, DistilReport]:
     """Train an adapter on ``traces`` and return it at its best epoch on ``held_out``.
 
@@ -86,13 +89,14 @@ def distil(
         parent_adapter: folder of the adapter to continue from; it may have another rank.
         folder: where checkpoints are left, and where the one that is there is gone on from, with the same traces and
             settings; None: no checkpoints.
+        older: traces of which each epoch replays some beside ``traces``: ``learning.replay_share`` of its tokens.
 
     Raises:
         NotEnoughDataError: no trace to train on or none to evaluate on.
         ReleaseError: the parent adapter does not fit.
         RunError: the loss is no longer finite.
     """
-    run = _Run(draft, traces, held_out, settings, progress, parent_adapter, folder)
+    run = _Run(draft, traces, held_out, settings, progress, parent_adapter, folder, older)
     stopped = run.train()
     return run.model, run.report(stopped)
 
@@ -109,7 +113,9 @@ class _Run:
         progress: Progress,
         parent_adapter: Path | None,
         folder: Path | None,
+        older: Sequence[Trace],
     ) -> None:
+        self.older = [trace for trace in older if completion_length(trace) > 0]
         self.traces = [trace for trace in traces if completion_length(trace) > 0]
         self.held_out = [trace for trace in held_out if completion_length(trace) > 0]
         if not self.traces or not self.held_out:
@@ -122,7 +128,7 @@ class _Run:
         self.optimiser = torch.optim.AdamW(
             self.trained, lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.01
         )
-        self.steps = settings.max_epochs * len(plan(self.traces, settings.batch_tokens, settings.seed))
+        self.steps = settings.max_epochs * len(self._plan(1))
         self.at, self.best_weights = Position(), _weights(self.model)
         if saved is not None:
             self._restore(saved)
@@ -168,19 +174,29 @@ class _Run:
         """Finish the epoch under way and judge it.  Returns False when time ran out before its end."""
         at = self.at
         self.model.train()
-        groups = plan(self.traces, self.settings.batch_tokens, self.settings.seed + at.epochs + 1)
-        while at.steps_of_epoch < len(groups) and at.seconds < self.settings.time_limit_seconds:
-            self._step(make_batch(groups[at.steps_of_epoch], self.draft.device))
-        finished = at.steps_of_epoch == len(groups)
+        steps = self._plan(at.epochs + 1)
+        while at.steps_of_epoch < len(steps) and at.seconds < self.settings.time_limit_seconds:
+            self._step(steps[at.steps_of_epoch])
+        finished = at.steps_of_epoch == len(steps)
         loss = at.loss_sum / at.steps_of_epoch if at.steps_of_epoch else None
         at.epochs, at.steps_of_epoch, at.loss_sum = at.epochs + 1, 0, 0.0
         self._evaluate(loss)
         return finished
 
-    def _step(self, batch: Batch) -> None:
+    def _plan(self, epoch: int) -> list[list[list[Trace]]]:
+        """The batches of each optimiser step of an epoch, which hangs on nothing but the seed."""
+        seed = self.settings.seed + epoch
+        again = replayed(self.older, self.traces, self.settings.replay_share or 0.0, seed)
+        batches = plan([*self.traces, *again], self.settings.batch_tokens, seed)
+        return [batches[at : at + self.settings.accumulate] for at in range(0, len(batches), self.settings.accumulate)]
+
+    def _step(self, batches: Sequence[Sequence[Trace]]) -> None:
         for group in self.optimiser.param_groups:
             group["lr"] = self.settings.learning_rate * self._rate()
-        loss = _backward(self.draft, batch, self.settings)
+        num_tokens = sum(completion_length(trace) for traces in batches for trace in traces)
+        loss = 0.0
+        for traces in batches:
+            loss += _backward(self.draft, make_batch(traces, self.draft.device), self.settings, num_tokens)
         if not math.isfinite(loss):
             raise RunError("The loss is no longer finite. Lower learning.learning_rate and retrain.")
         nn.utils.clip_grad_norm_(self.trained, 1.0)
@@ -190,7 +206,7 @@ class _Run:
         at.step += 1
         at.steps_of_epoch += 1
         at.loss_sum += loss
-        at.tokens += batch.num_tokens
+        at.tokens += num_tokens
         if time.monotonic() - self.saved >= self.settings.checkpoint_seconds > 0:
             self._save()
         at.training_seconds += self._tick()
@@ -248,16 +264,27 @@ class _Run:
         self.at, self.best_weights = saved.position, dict(saved.best)
 
 
-def _backward(draft: PreTrainedModel, batch: Batch, settings: LearningSettings) -> float:
-    """Accumulate gradients and return the mean loss."""
+def _backward(draft: PreTrainedModel, batch: Batch, settings: LearningSettings, num_tokens: int) -> float:
+    """Accumulate gradients and return the batch's part of the mean loss over ``num_tokens``.
+
+    Weights see the tokens of one slice of the head: a would-be chain that crosses into the next one ends there.
+    """
+    even, places, argmax = is_even(settings), batch.places, batch.target_argmax
 
     def loss_of_slice(logits: Tensor, part: slice) -> Tensor:
         ours = bucketed_log_probs(logits, batch.top_ids[part])
         loss = distillation_loss(settings.loss, batch.target_log_probs[part], ours)
         chosen = ours.gather(-1, batch.argmax_column[part].unsqueeze(-1)).squeeze(-1)
-        return loss - settings.cross_entropy_weight * chosen
+        loss = loss - settings.cross_entropy_weight * chosen
+        if even:
+            return loss
+        with torch.no_grad():
+            accepted = overlap(batch.target_log_probs[part], ours)
+            agrees = logits.argmax(-1) == argmax[part]
+            weights = token_weights(settings, accepted, agrees, chosen.exp(), places[part])
+        return loss * weights
 
-    return backward_in_slices(draft, judged_hidden(draft, batch), loss_of_slice)
+    return backward_in_slices(draft, judged_hidden(draft, batch), loss_of_slice, num_tokens)
 
 
 def _wrap(draft: PreTrainedModel, settings: LearningSettings, parent_adapter: Path | None) -> PeftModel:

@@ -26,12 +26,15 @@ from adaptive_spec.learning.distil import distil
 from adaptive_spec.learning.evaluate import judge, score, score_of
 from adaptive_spec.learning.heat import HEATS, choose_heats
 from adaptive_spec.learning.judge import Judgement, replay_observations, write_judgement
+from adaptive_spec.learning.memory import limit_memory, told
 from adaptive_spec.learning.pinned import pinned
+from adaptive_spec.learning.replay import divide
 from adaptive_spec.learning.vocabulary import choose_vocabulary
 from adaptive_spec.models.loading import load_pair
 from adaptive_spec.models.weights import DraftWeights
 from adaptive_spec.records.database import Database
-from adaptive_spec.records.runs import update_run
+from adaptive_spec.records.releases import same_draft
+from adaptive_spec.records.runs import learned_until, update_run
 from adaptive_spec.records.traces import TraceStore
 from adaptive_spec.releases.adapter import load_adapter_delta
 from adaptive_spec.releases.registry import live_release
@@ -56,9 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     database = Database(settings.records.url)
     try:
         update_run(database, given.run_id, state="running", pid=os.getpid())
+        limit_memory(settings.learning.memory_limit_bytes)
         train(database, settings, given.run_id, given.out)
     except Exception as error:
-        update_run(database, given.run_id, state="failed", error=f"{type(error).__name__}: {error}")
+        update_run(database, given.run_id, state="failed", error=told(error, settings.learning.memory_limit_bytes))
         raise
     finally:
         database.close()
@@ -92,7 +96,9 @@ def train(database: Database, settings: Settings, run_id: int, out: Path) -> Non
     weights.merge({})
     fitted, selection = split(traces)
     parent_adapter = Path(parent.adapter) if parent.adapter else None
-    model, report = distil(draft, fitted, selection, settings.learning, tell, parent_adapter, out)
+    since = learned_until(database, same_draft(database, parent.version))
+    fresh, older = divide(fitted, since, settings.learning.replay_share)
+    model, report = distil(draft, fresh, selection, settings.learning, tell, parent_adapter, out, older)
     model.save_pretrained(str(out / ADAPTER_NAME), safe_serialization=True, save_embedding_layers=False)
     tell({"phase": "judge"}, now=True)
     vocabulary = choose_vocabulary(traces, settings.learning.vocabulary_tokens, draft.config.vocab_size)

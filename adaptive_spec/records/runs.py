@@ -2,6 +2,7 @@
 
 import os
 import socket
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -126,6 +127,13 @@ def list_runs(database: Database, limit: int = 100) -> list[RunRecord]:
     """Return the newest first."""
     with database.session_scope(read_only=True) as session:
         return [_record(row) for row in session.scalars(select(RunRow).order_by(RunRow.id.desc()).limit(limit))]
+
+
+def learned_until(database: Database, releases: Collection[int]) -> datetime | None:
+    """Return when the last run began that made one of these releases: what came later, they have not learned."""
+    query = select(RunRow.created_at).where(RunRow.state == "passed", RunRow.release.in_(releases))
+    with database.session_scope(read_only=True) as session:
+        return session.scalar(query.order_by(RunRow.id.desc()).limit(1))
 
 
 def active_run(database: Database) -> RunRecord | None:
