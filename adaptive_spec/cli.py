@@ -23,6 +23,7 @@ from typer.core import TyperGroup
 
 from adaptive_spec.errors import AdaptiveSpecError, RecordsError
 from adaptive_spec.serving.client import DEFAULT_URL, Client, UnreachableError
+from adaptive_spec.serving.progress import progress_line
 
 if TYPE_CHECKING:
     from adaptive_spec.bench.simulate_records import RecordedSimulation
@@ -228,7 +229,9 @@ def runs(limit: Limit = 20, url: Url = None, json_: Json = False) -> None:
         return views.runs(database, limit=limit)
 
     found = _ask(url, "/api/runs", {"limit": limit}, direct)
-    _show(found, found["runs"], ("id", "trigger", "state", "created_at", "finished_at", "release", "error"), json_)
+    rows = [{**run, "progress": progress_line(run.get("progress") or {})} for run in found["runs"]]
+    columns = ("id", "trigger", "state", "created_at", "finished_at", "progress", "release", "error")
+    _show(found, rows, columns, json_)
 
 
 @app.command()
@@ -912,7 +915,7 @@ def _toml_lines(shown: dict[str, Any]) -> list[str]:
     lines: list[str] = []
     for section, values in shown.items():
         lines.append(f"[{section}]")
-        lines += [f"{name} = {_toml_value(value)}" for name, value in values.items()]
+        lines += [f"{name} = {_toml_value(value)}" for name, value in values.items() if value is not None]
         lines.append("")
     return lines[:-1]
 

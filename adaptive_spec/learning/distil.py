@@ -37,7 +37,9 @@ from adaptive_spec.learning.checkpoint import (
 from adaptive_spec.learning.emphasis import is_even, token_weights
 from adaptive_spec.learning.evaluate import means_over_tokens
 from adaptive_spec.learning.losses import bucketed_log_probs, distillation_loss, overlap
+from adaptive_spec.learning.memory import peak_memory_bytes
 from adaptive_spec.learning.replay import replayed
+from adaptive_spec.learning.throughput import bare_tokens_per_second
 from adaptive_spec.releases.adapter import load_adapter_delta
 from adaptive_spec.settings import LearningSettings
 
@@ -61,11 +63,20 @@ class DistilReport:
     agreement_after: float
     overlap_before: float
     overlap_after: float
+    acceptance_length_before: float  # of greedy steps on the held-out traces
+    acceptance_length_after: float
+    tokens_per_second: float  # of training, all its loading, losses and records included, evaluations left out
+    bare_tokens_per_second: float  # of forward and backward alone
     history: tuple[dict[str, float], ...]
+
+    @property
+    def throughput_share(self) -> float:
+        """Of the bare rate, what training reached; 0 when it made no step."""
+        return self.tokens_per_second / self.bare_tokens_per_second if self.bare_tokens_per_second else 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Return what the database and the API show."""
-        return asdict(self)
+        return {**asdict(self), "throughput_share": self.throughput_share}
 
 
 def distil(
@@ -85,7 +96,7 @@ def distil(
 
     Args:
         progress: called after every optimiser step with phase, step, steps, loss, held_out_agreement,
-            tokens_per_second and seconds_left.
+            held_out_acceptance_length, tokens_per_second and seconds_left.
         parent_adapter: folder of the adapter to continue from; it may have another rank.
         folder: where checkpoints are left, and where the one that is there is gone on from, with the same traces and
             settings; None: no checkpoints.
@@ -137,6 +148,7 @@ class _Run:
     def train(self) -> str:
         """Train until a stop rule holds, put the best weights back, and say which rule it was."""
         if not self.at.history:
+            self.at.bare_tokens_per_second = bare_tokens_per_second(self.draft, [step[0] for step in self._plan(1)])
             self._evaluate()
         stopped = self._stop_rule()
         while stopped is None:
@@ -160,6 +172,10 @@ class _Run:
             agreement_after=best["agreement"],
             overlap_before=first["overlap"],
             overlap_after=best["overlap"],
+            acceptance_length_before=first["acceptance_length"],
+            acceptance_length_after=best["acceptance_length"],
+            tokens_per_second=self.at.tokens / max(self.at.training_seconds, 1e-9),
+            bare_tokens_per_second=self.at.bare_tokens_per_second,
             history=tuple(self.at.history),
         )
 
@@ -227,6 +243,7 @@ class _Run:
                 "steps": self.steps,
                 "loss": loss,
                 "held_out_agreement": at.history[-1]["agreement"],
+                "held_out_acceptance_length": at.history[-1]["acceptance_length"],
                 "tokens_per_second": at.tokens / max(at.seconds, 1e-9),
                 "seconds_left": max(0.0, min(left, self.settings.time_limit_seconds - at.seconds)),
             }
@@ -237,7 +254,7 @@ class _Run:
         at = self.at
         scores = means_over_tokens(self.draft, self.held_out)
         self._tick()
-        row = {"epoch": at.epochs, **scores, "seconds": at.seconds}
+        row = {"epoch": at.epochs, **scores, "seconds": at.seconds, "peak_memory_bytes": peak_memory_bytes() or 0}
         at.history.append(row if loss is None else {**row, "loss": loss})
         if row["agreement"] > at.history[at.best_epoch]["agreement"]:
             at.best_epoch, self.best_weights = at.epochs, _weights(self.model)

@@ -111,7 +111,15 @@ def train(database: Database, settings: Settings, run_id: int, out: Path) -> Non
         "provenance": _provenance(settings, traces, parent.version, dict(hashes)),
     }
     (out / REPORT_NAME).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
-    tell({"phase": "distilled", "held_out_agreement": report.agreement_after, "seconds_left": 0.0}, now=True)
+    training = {name: value for name, value in report.to_dict().items() if name != "history"}
+    update_run(database, run_id, report={"training": training})
+    after = {
+        "held_out_agreement": report.agreement_after,
+        "held_out_acceptance_length": report.acceptance_length_after,
+        "tokens_per_second": report.tokens_per_second,
+        "throughput_share": report.throughput_share,
+    }
+    tell({"phase": "distilled", **after, "seconds_left": 0.0}, now=True)
 
 
 def split(traces: Sequence[Trace]) -> tuple[list[Trace], list[Trace]]:

@@ -51,7 +51,7 @@ def cut_at(step: int) -> Callable[[dict[str, Any]], None]:
 def timeless(report: DistilReport) -> dict[str, Any]:
     """The report without what a clock says."""
     found = report.to_dict()
-    clocks = {"seconds"}
+    clocks = {"seconds", "tokens_per_second", "bare_tokens_per_second", "throughput_share", "peak_memory_bytes"}
     history = [{name: value for name, value in row.items() if name not in clocks} for row in found.pop("history")]
     return {name: value for name, value in found.items() if name not in clocks} | {"history": history}
 
