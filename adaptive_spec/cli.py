@@ -377,13 +377,14 @@ def retrain(
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the run's end.")] = False,
     trigger: Annotated[str, typer.Option(help="What is recorded as the run's reason.")] = "person",
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that was interrupted last.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also with too little data.")] = False,
     url: Url = None,
     token: Token = "",
     json_: Json = False,
 ) -> None:
     """Start a training run now."""
     client = Client(url or DEFAULT_URL, token)
-    run_id = client.post("/api/retrain", {"trigger": trigger, "resume": resume})["run_id"]
+    run_id = client.post("/api/retrain", {"trigger": trigger, "resume": resume, "force": force})["run_id"]
     if not wait:
         _say({"run_id": run_id}, f"Run {run_id} started. `adaptive-spec runs` shows it.", json_)
         return

@@ -22,13 +22,15 @@ from adaptive_spec.calibration.cost import CostModel, cost_key
 from adaptive_spec.calibration.watch import DriftWatch, StreamState
 from adaptive_spec.decoding.engine import Engine
 from adaptive_spec.decoding.listeners import Listeners
-from adaptive_spec.errors import AdaptiveSpecError, ReleaseError, RunError
+from adaptive_spec.errors import AdaptiveSpecError, ReleaseError, RunDeclined, RunError, UnavailableError
+from adaptive_spec.learning.triggers import DRIFT, SCHEDULE, Decline, Facts, decline, due
 from adaptive_spec.models.loading import ModelPair, load_pair
 from adaptive_spec.pipeline import Pipeline
 from adaptive_spec.records.costs import get_cost, save_cost
 from adaptive_spec.records.database import Database
+from adaptive_spec.records.events import add_event
 from adaptive_spec.records.releases import live_version
-from adaptive_spec.records.runs import active_run, fail_orphans
+from adaptive_spec.records.runs import active_run, count_traces, fail_orphans, last_begun
 from adaptive_spec.records.traces import TraceStore
 from adaptive_spec.records.writer import Writer
 from adaptive_spec.releases.adapter import load_adapter_delta
@@ -38,6 +40,7 @@ from adaptive_spec.settings import Settings
 
 logger = logging.getLogger(__name__)
 
+RETRAIN_DECLINED = "retrain_declined"
 _ENDING_SECONDS = 60
 
 
@@ -69,8 +72,12 @@ class Service:
         if settings.drift.enabled:
             self._watchers.append(threading.Thread(target=self._watch_drift, name="drift-watcher", daemon=True))
         self._scheduler = Scheduler(
-            settings.schedule, retrain=self._scheduled_retrain, calibrate=self._scheduled_calibrate
+            settings.schedule,
+            retrain=self._scheduled_retrain,
+            calibrate=self._scheduled_calibrate,
+            look=self._look_for_trigger,
         )
+        self._declined: set[tuple[str, str]] = set()  # what volume and age were told lately
         self._failed_versions: set[int] = set()
 
     @property
@@ -137,15 +144,21 @@ class Service:
                 self.writer.close()
             self.database.close()
 
-    def retrain(self, trigger: str = "person", *, resume: bool = False) -> int:
+    def retrain(self, trigger: str = "person", *, resume: bool = False, force: bool = False) -> int:
         """Start a training run in its own process; return its id.
 
         Args:
+            trigger: one of ``learning.triggers.AUTOMATIC``, of which more is asked, or what a person writes.
             resume: go on with the run that was interrupted last, under its own trigger.
+            force: also with too little data.
 
         Raises:
+            RunDeclined: none makes sense now; the event ``retrain_declined`` says so, too.
             RunError: one is running already, or there is none to go on with.
         """
+        if not resume:
+            self.writer.flush(5.0)
+            self._decide(trigger, force)
         if not self._training.acquire(blocking=False):
             raise self._busy()
         try:
@@ -210,7 +223,8 @@ class Service:
         finally:
             self._training.release()
         if not self._stopping.is_set():
-            self._follow_live()
+            with contextlib.suppress(UnavailableError):  # it stops just now
+                self._follow_live()
 
     def _resume_interrupted(self) -> None:
         """Go on, once, with the run that the end of an earlier service has cut short."""
@@ -271,7 +285,10 @@ class Service:
         return "nothing to fit"
 
     def _retrain_after(self) -> str:
-        return f"run {self.retrain('drift')} started"
+        try:
+            return f"run {self.retrain(DRIFT)} started"
+        except RunDeclined as declined:
+            raise RunError(declined.reason) from declined
 
     def _busy(self) -> RunError:
         running = active_run(self.database)
@@ -343,7 +360,46 @@ class Service:
 
     def _scheduled_retrain(self) -> None:
         with contextlib.suppress(RunError):
-            self.retrain("schedule")
+            self.retrain(SCHEDULE)
+
+    def _look_for_trigger(self) -> None:
+        """Start the run that volume or age call for.  While it has to wait, that is told once."""
+        trigger = due(self._facts(), self.settings.schedule, datetime.now(UTC))
+        if trigger is None:
+            self._declined.clear()
+        elif (reason := self._decline(trigger)) is None:
+            self._declined.clear()
+            self.retrain(trigger)
+        elif (trigger, reason.kind) not in self._declined:
+            self._declined.add((trigger, reason.kind))
+            self._tell_declined(trigger, reason)
+
+    def _decide(self, trigger: str, force: bool) -> None:
+        if (reason := self._decline(trigger, force)) is not None:
+            self._tell_declined(trigger, reason)
+            raise RunDeclined(reason.reason)
+
+    def _decline(self, trigger: str, force: bool = False) -> Decline | None:
+        settings, now = self.settings, datetime.now(UTC)
+        return decline(trigger, self._facts(), settings.schedule, settings.learning, now, force)
+
+    def _tell_declined(self, trigger: str, reason: Decline) -> None:
+        logger.info("retrain (%s): not now, because %s", trigger, reason.reason)
+        detail = {"trigger": trigger, "kind": reason.kind, "reason": f"not now, because {reason.reason}"}
+        add_event(self.database, RETRAIN_DECLINED, detail)
+
+    def _facts(self) -> Facts:
+        if not self._training.locked():  # a run of ours changes its process between training and publishing
+            fail_orphans(self.database)
+        active = active_run(self.database)
+        learned_at = last_begun(self.database, ("passed", "refused"))
+        return Facts(
+            active_run=active.id if active else None,
+            num_traces=count_traces(self.database),
+            num_new_traces=count_traces(self.database, learned_at),
+            learned_at=learned_at,
+            last_run_at=last_begun(self.database),
+        )
 
     def _scheduled_calibrate(self) -> None:
         self.calibrate()

@@ -204,6 +204,11 @@ class ScheduleSettings(_Section):
     """When the service retrains and recalibrates by itself.  0 turns a job off."""
 
     retrain_hours: float = Field(default=24.0, ge=0)
+    retrain_new_traces: int = Field(default=0, ge=0)  # that call for a run
+    retrain_age_hours: float = Field(default=0.0, ge=0)  # since the last run that learned, when there is anything new
+    min_new_traces: int = Field(default=20, ge=0)  # fewer: no run that nobody asked for
+    cooldown_hours: float = Field(default=1.0, ge=0)  # between two of those, at least
+    poll_seconds: float = Field(default=60.0, gt=0)  # how often volume and age are looked at
     calibrate_hours: float = Field(default=1.0, ge=0)
 
 

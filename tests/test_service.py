@@ -5,7 +5,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +188,7 @@ def test_drift_of_calibration_calibrates_to_what_came_after(settings: Settings) 
 def test_a_stale_draft_retrains_and_a_rise_does_not(settings: Settings) -> None:
     service = drifting(settings, triggers="retrain")
     service.start()
+    serve(service, 40, "a")
     record_requests(service.database, 100, 0.6, name="before", domain="a")
     record_requests(service.database, 60, 0.95, confidence=0.95, name="after", domain="a", seed=1)
     answer = answer_to_drift(service)
@@ -295,9 +296,49 @@ def _refused(service: Service) -> bool:
 
 def test_too_little_data_fails_the_run_with_advice(service: Service) -> None:
     serve(service, 2, "a")
-    run_id = service.retrain("person")
+    with TestClient(create_app(service)) as client:
+        answer = client.post("/api/retrain")
+        assert answer.status_code == 409 and "learning.min_traces is 10" in answer.json()["error"]["message"]
+        (event,) = client.get("/api/events?kind=retrain_declined").json()["events"]
+    assert event["detail"]["trigger"] == "person" and "not now, because" in event["detail"]["reason"]
+    assert list_runs(service.database) == []
+    run_id = service.retrain("person", force=True)
     assert wait(service, run_id) == "failed"
     assert "min_traces" in (get_run(service.database, run_id).error or "")
+
+
+def test_new_traces_start_a_run_and_a_cool_down_holds_the_next(settings: Settings) -> None:
+    schedule = settings.schedule.model_copy(update={"retrain_new_traces": 20, "poll_seconds": 0.1})
+    learning = settings.learning.model_copy(update={"max_epochs": 1})
+    service = Service(settings.model_copy(update={"schedule": schedule, "learning": learning}))
+    service.start()
+    serve(service, 40, "a")
+    until(lambda: list_runs(service.database))
+    (run,) = list_runs(service.database)
+    assert run.trigger == "volume"
+    serve(service, 60, "a")  # 20 prompts are new
+    declined = until(lambda: list_events(service.database, kind="retrain_declined"))
+    assert [event.detail["kind"] for event in declined] == ["active"]
+    wait(service, run.id)
+    streams = [
+        service.engine.submit(Request(f"b-{i}", (i, 11, 13), SamplingParams(max_tokens=8, ignore_eos=True)))
+        for i in range(40)
+    ]
+    assert all(stream.collect()[1] for stream in streams)
+    declined = until(lambda: list_events(service.database, kind="retrain_declined")[:-1])
+    assert declined[0].detail["kind"] == "cooldown" and declined[0].detail["trigger"] == "volume"
+    time.sleep(0.5)
+    assert len(list_events(service.database, kind="retrain_declined")) == 2  # told once each
+    service.stop()
+
+
+def until(found: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if result := found():
+            return result
+        time.sleep(0.05)
+    raise AssertionError("nothing came")
 
 
 def test_a_killed_run_fails_and_goes_on_when_told(settings: Settings) -> None:
@@ -318,7 +359,9 @@ def test_a_killed_run_fails_and_goes_on_when_told(settings: Settings) -> None:
     assert (left / "settings.json").stat().st_mode & 0o777 == 0o600
     assert service.retrain(resume=True) == run_id
     assert wait(service, run_id) == "passed", get_run(service.database, run_id)
-    assert get_run(service.database, run_id).report["num_resumptions"] == 1
+    run = get_run(service.database, run_id)
+    assert run.report["num_resumptions"] == 1
+    until(lambda: service.engine.release.version == run.release)
     service.stop()  # joins the run's thread, which clears up after the row says that it passed
     assert not left.exists()
 

@@ -49,7 +49,12 @@ def due(facts: Facts, schedule: ScheduleSettings, now: datetime) -> str | None:
 
 
 def decline(
-    trigger: str, facts: Facts, schedule: ScheduleSettings, learning: LearningSettings, now: datetime, force: bool = False
+    trigger: str,
+    facts: Facts,
+    schedule: ScheduleSettings,
+    learning: LearningSettings,
+    now: datetime,
+    force: bool = False,
 ) -> Decline | None:
     """Return why a run must wait, or None when it may begin.
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from adaptive_spec.errors import RunError
 from adaptive_spec.records.database import Database
-from adaptive_spec.records.tables import RunRow
+from adaptive_spec.records.tables import RunRow, TraceRow
 
 ACTIVE = ("queued", "running")
 FINISHED = ("passed", "refused", "failed", "cancelled")
@@ -134,6 +134,20 @@ def learned_until(database: Database, releases: Collection[int]) -> datetime | N
     query = select(RunRow.created_at).where(RunRow.state == "passed", RunRow.release.in_(releases))
     with database.session_scope(read_only=True) as session:
         return session.scalar(query.order_by(RunRow.id.desc()).limit(1))
+
+
+def last_begun(database: Database, states: Collection[str] = ()) -> datetime | None:
+    """Return when the last run began; of these states, where any are named."""
+    query = select(RunRow.created_at).order_by(RunRow.id.desc()).limit(1)
+    with database.session_scope(read_only=True) as session:
+        return session.scalar(query.where(RunRow.state.in_(states)) if states else query)
+
+
+def count_traces(database: Database, since: datetime | None = None) -> int:
+    """Return how many traces there are to train on, or came since then."""
+    query = select(func.count()).select_from(TraceRow).where(TraceRow.held_out.is_(False))
+    with database.session_scope(read_only=True) as session:
+        return session.scalar(query if since is None else query.where(TraceRow.at >= since)) or 0
 
 
 def active_run(database: Database) -> RunRecord | None:

@@ -23,10 +23,11 @@ class _Body(BaseModel):
 
 
 class RetrainBody(_Body):
-    """Why the run is asked for, or ``resume``: go on with the one that was interrupted last."""
+    """Why the run is asked for; ``force``: also with too little data; ``resume``: go on with the interrupted one."""
 
     trigger: str = Field(default="person", min_length=1, max_length=64)
     resume: bool = False
+    force: bool = False
 
 
 class CalibrateBody(_Body):
@@ -143,7 +144,7 @@ def _writes(service: Service) -> APIRouter:
     @router.post("/retrain", status_code=202)
     def retrain(response: Response, body: RetrainBody | None = None) -> dict[str, int]:
         asked = body or RetrainBody()
-        run_id = service.retrain(asked.trigger, resume=asked.resume)
+        run_id = service.retrain(asked.trigger, resume=asked.resume, force=asked.force)
         response.headers["Location"] = f"/api/runs/{run_id}"
         return {"run_id": run_id}
 

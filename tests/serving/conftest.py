@@ -138,7 +138,7 @@ class Service:
     def drain(self) -> None:
         self.ready = False
 
-    def retrain(self, trigger: str, *, resume: bool = False) -> int:
+    def retrain(self, trigger: str, *, resume: bool = False, force: bool = False) -> int:
         if resume:
             raise RunError("No run was interrupted lately.")
         if run_records.active_run(self.database) is not None:
