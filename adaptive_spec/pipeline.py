@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 from adaptive_spec.calibration.calibrate import KEPT, DomainCalibration, calibrate
@@ -22,7 +23,8 @@ from adaptive_spec.errors import GateRefused, RunError, RunInterrupted
 from adaptive_spec.learning.checkpoint import CHECKPOINT_NAME
 from adaptive_spec.learning.heat import COLD_START, HeatFit
 from adaptive_spec.learning.judge import read_judgement
-from adaptive_spec.learning.run import ADAPTER_NAME, REPORT_NAME
+from adaptive_spec.learning.run import ADAPTER_NAME, PAUSE_NAME, REPORT_NAME
+from adaptive_spec.learning.yielding import PaceMeter, Yielding
 from adaptive_spec.records.calibrations import add_calibration
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.evidence import RecordedChains, recorded_chains
@@ -42,7 +44,15 @@ _KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "2000000000", "MALLOC_TRIM_THRES
 class Pipeline:
     """Makes releases.  One at a time: the caller holds the lock."""
 
-    def __init__(self, database: Database, settings: Settings, cost: CostModel, hashes: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        settings: Settings,
+        cost: CostModel,
+        hashes: Mapping[str, str],
+        yielding: Yielding | None = None,
+    ) -> None:
+        self.yielding = yielding or Yielding(PaceMeter(), settings.learning.max_slowdown_share)
         self.database = database
         self.settings = settings
         self.cost = cost
@@ -194,6 +204,7 @@ class Pipeline:
     def _train(self, run_id: int, work: Path) -> None:
         """Run the child to its end, under the learning settings that the run began with."""
         learning = LearningSettings.model_validate(get_run(self.database, run_id).settings)
+        (work / PAUSE_NAME).unlink(missing_ok=True)
         settings_file = work / "settings.json"
         settings_file.touch(mode=0o600)  # a database URL may hold a password
         settings_file.write_text(self.settings.model_copy(update={"learning": learning}).model_dump_json())
@@ -208,7 +219,9 @@ class Pipeline:
                 env=environment,
             )
             update_run(self.database, run_id, pid=self._child.pid)
+            serving = self.yielding.follow(partial(_ended, self._child), partial(_pause, work / PAUSE_NAME))
             status = self._child.wait()
+        update_run(self.database, run_id, report={"serving": asdict(serving)})
         self._child = None
         if status == 0:
             update_run(self.database, run_id, pid=os.getpid())
@@ -267,6 +280,22 @@ class Pipeline:
 
     def _tell(self, run_id: int, phase: str) -> None:
         update_run(self.database, run_id, progress={"phase": phase})
+
+
+def _ended(child: "subprocess.Popen[bytes]", seconds: float) -> bool:
+    try:
+        child.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _pause(flag: Path, wanted: bool) -> None:
+    """Not SIGSTOP: a process that is stopped within a transaction would keep everybody else out of SQLite."""
+    if wanted:
+        flag.touch()
+    else:
+        flag.unlink(missing_ok=True)
 
 
 def with_heats(

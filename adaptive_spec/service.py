@@ -8,7 +8,7 @@ decode; a watcher notices releases that anyone published and swaps them in, anot
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,10 +20,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from adaptive_spec.calibration.answer import DriftAnswers
 from adaptive_spec.calibration.cost import CostModel, cost_key
 from adaptive_spec.calibration.watch import DriftWatch, StreamState
+from adaptive_spec.core import Step
 from adaptive_spec.decoding.engine import Engine
 from adaptive_spec.decoding.listeners import Listeners
 from adaptive_spec.errors import AdaptiveSpecError, ReleaseError, RunDeclined, RunError, UnavailableError
 from adaptive_spec.learning.triggers import DRIFT, SCHEDULE, Decline, Facts, decline, due
+from adaptive_spec.learning.yielding import PaceMeter, Yielding
 from adaptive_spec.models.loading import ModelPair, load_pair
 from adaptive_spec.pipeline import Pipeline
 from adaptive_spec.records.costs import get_cost, save_cost
@@ -77,6 +79,7 @@ class Service:
             calibrate=self._scheduled_calibrate,
             look=self._look_for_trigger,
         )
+        self._pace = PaceMeter()
         self._declined: set[tuple[str, str]] = set()  # what volume and age were told lately
         self._failed_versions: set[int] = set()
 
@@ -111,7 +114,8 @@ class Service:
         progress("cost of a step")
         cost = self._known_cost() or self._measure_cost()
         self.engine.price(cost)
-        self.pipeline = Pipeline(self.database, self.settings, cost, self.pair.hashes)
+        yielding = Yielding(self._pace, self.settings.learning.max_slowdown_share, self._share_cores)
+        self.pipeline = Pipeline(self.database, self.settings, cost, self.pair.hashes, yielding)
         progress("live release")
         self._follow_live()
         fail_orphans(self.database)
@@ -200,9 +204,14 @@ class Service:
     def _listeners(self) -> Listeners:
         records, writer = self.settings.records, self.writer
         if not records.enabled:
-            return Listeners(on_event=writer.event)
+            return Listeners(self._pace.note, on_event=writer.event)
+
+        def on_step(step: Step) -> None:
+            self._pace.note(step)
+            writer.on_step(step)
+
         return Listeners(
-            writer.on_step,
+            on_step,
             writer.on_finish,
             writer.on_trace,
             writer.event,
@@ -214,8 +223,7 @@ class Service:
     def _run(self, run_id: int) -> None:
         try:
             self.writer.flush(10.0)
-            with self._cores_shared():
-                self.pipeline.retrain(run_id)
+            self.pipeline.retrain(run_id)
         except AdaptiveSpecError as error:
             logger.warning("run %d: %s", run_id, error)
         except Exception:
@@ -241,18 +249,12 @@ class Service:
         except (AdaptiveSpecError, SQLAlchemyError) as error:
             logger.warning("the interrupted run does not go on: %s", error)
 
-    @contextlib.contextmanager
-    def _cores_shared(self) -> Iterator[None]:
+    def _share_cores(self, training: bool) -> None:
         """While a run trains, decode on the cores it leaves, unless the operator has fixed the number of threads."""
         if self.settings.model.threads:
-            yield
             return
-        left = max(1, self._threads - self.settings.learning.threads)
-        self.engine.call(lambda: torch.set_num_threads(left))  # on the engine's thread: the number is kept per thread
-        try:
-            yield
-        finally:
-            self.engine.call(lambda: torch.set_num_threads(self._threads))
+        wanted = max(1, self._threads - self.settings.learning.threads) if training else self._threads
+        self.engine.call(lambda: torch.set_num_threads(wanted))  # on the engine's thread: the number is kept per thread
 
     def _watch(self) -> None:
         while not self._stopping.wait(self.settings.releases.poll_seconds):

@@ -166,6 +166,7 @@ class LearningSettings(_Section):
     memory_limit_bytes: int = Field(default=0, ge=0)  # of the child's data; 0: none
     threads: int = Field(default=1, ge=1)
     nice: int = Field(default=10, ge=0, le=19)
+    max_slowdown_share: float = Field(default=0.5, ge=0, le=1)  # of decoding speed, lost to a run; then it pauses
     seed: int = 0
 
 

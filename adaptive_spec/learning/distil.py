@@ -43,7 +43,7 @@ from adaptive_spec.learning.throughput import bare_tokens_per_second
 from adaptive_spec.releases.adapter import load_adapter_delta
 from adaptive_spec.settings import LearningSettings
 
-Progress = Callable[[dict[str, Any]], None]
+Progress = Callable[[dict[str, Any]], float | None]
 _PATIENCE = 2  # epochs without a better held-out agreement before the run ends
 _WARMUP_STEPS = 10
 
@@ -96,7 +96,8 @@ def distil(
 
     Args:
         progress: called after every optimiser step with phase, step, steps, loss, held_out_agreement,
-            held_out_acceptance_length, tokens_per_second and seconds_left.
+            held_out_acceptance_length, tokens_per_second and seconds_left.  Returns the seconds that it has paused
+            the run, if any: they do not count.
         parent_adapter: folder of the adapter to continue from; it may have another rank.
         folder: where checkpoints are left, and where the one that is there is gone on from, with the same traces and
             settings; None: no checkpoints.
@@ -236,7 +237,7 @@ class _Run:
     def _tell(self, loss: float) -> None:
         at = self.at
         left = at.seconds / at.step * (self.steps - at.step)
-        self.progress(
+        paused = self.progress(
             {
                 "phase": "distil",
                 "step": at.step,
@@ -248,6 +249,7 @@ class _Run:
                 "seconds_left": max(0.0, min(left, self.settings.time_limit_seconds - at.seconds)),
             }
         )
+        self.ticked += paused or 0.0
 
     def _evaluate(self, loss: float | None = None) -> None:
         """Score the held-out traces, all tokens alike, and keep the weights if no epoch was better."""

@@ -42,7 +42,9 @@ from adaptive_spec.settings import Settings
 
 REPORT_NAME = "distil.json"
 ADAPTER_NAME = "adapter"
+PAUSE_NAME = "pause"  # while this file is there, the run waits between two steps
 _PROGRESS_SECONDS = 1.0
+_PAUSE_POLL_SECONDS = 0.1
 _SELECTION_SHARE = 0.15  # of the training traces: chooses the epoch, so that the gate's held-out traces stay unseen
 
 
@@ -75,7 +77,7 @@ def train(database: Database, settings: Settings, run_id: int, out: Path) -> Non
     Raises:
         AdaptiveSpecError: too few traces, a model or a live release that cannot be used, or a diverging run.
     """
-    tell = _Teller(database, run_id)
+    tell = _Teller(database, run_id, out / PAUSE_NAME)
     tell({"phase": "load"}, now=True)
     store = TraceStore(database, settings.records.folder, settings.records.held_out_share)
     traces = store.load(held_out=False)
@@ -154,18 +156,33 @@ def _provenance(settings: Settings, traces: Sequence[Trace], parent: int, hashes
 
 
 class _Teller:
-    """Writes progress to the run's row, at most once a second, and ends a run whose service was killed."""
+    """Writes progress to the run's row, at most once a second, pauses, and ends a run whose service was killed."""
 
-    def __init__(self, database: Database, run_id: int) -> None:
-        self._database, self._run_id, self._last = database, run_id, 0.0
+    def __init__(self, database: Database, run_id: int, pause: Path) -> None:
+        self._database, self._run_id, self._last, self._pause = database, run_id, 0.0, pause
         self._parent = os.getppid()
 
-    def __call__(self, progress: dict[str, Any], now: bool = False) -> None:
+    def __call__(self, progress: dict[str, Any], now: bool = False) -> float:
+        """Tell, and return how many seconds the run was told to pause."""
+        self._end_if_alone()
+        if now or time.monotonic() - self._last >= _PROGRESS_SECONDS:
+            self._tell(progress)
+        if not self._pause.exists():
+            return 0.0
+        began = time.monotonic()
+        self._tell({**progress, "phase": "paused"})
+        while self._pause.exists():
+            time.sleep(_PAUSE_POLL_SECONDS)
+            self._end_if_alone()
+        return time.monotonic() - began
+
+    def _tell(self, progress: dict[str, Any]) -> None:
+        self._last = time.monotonic()
+        update_run(self._database, self._run_id, progress=progress)
+
+    def _end_if_alone(self) -> None:
         if os.getppid() != self._parent:
             raise RunError("The service that started this run is gone. Start it again, then retrain.")
-        if now or time.monotonic() - self._last >= _PROGRESS_SECONDS:
-            self._last = time.monotonic()
-            update_run(self._database, self._run_id, progress=progress)
 
 
 if __name__ == "__main__":
