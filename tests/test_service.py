@@ -188,7 +188,7 @@ def test_drift_of_calibration_calibrates_to_what_came_after(settings: Settings) 
 def test_a_stale_draft_retrains_and_a_rise_does_not(settings: Settings) -> None:
     service = drifting(settings, triggers="retrain")
     service.start()
-    serve(service, 40, "a")
+    serve_short(service, 40, 11)
     record_requests(service.database, 100, 0.6, name="before", domain="a")
     record_requests(service.database, 60, 0.95, confidence=0.95, name="after", domain="a", seed=1)
     answer = answer_to_drift(service)
@@ -312,24 +312,27 @@ def test_new_traces_start_a_run_and_a_cool_down_holds_the_next(settings: Setting
     learning = settings.learning.model_copy(update={"max_epochs": 1})
     service = Service(settings.model_copy(update={"schedule": schedule, "learning": learning}))
     service.start()
-    serve(service, 40, "a")
+    serve_short(service, 40, 11)
     until(lambda: list_runs(service.database))
     (run,) = list_runs(service.database)
     assert run.trigger == "volume"
-    serve(service, 60, "a")  # 20 prompts are new
     declined = until(lambda: list_events(service.database, kind="retrain_declined"))
     assert [event.detail["kind"] for event in declined] == ["active"]
     wait(service, run.id)
-    streams = [
-        service.engine.submit(Request(f"b-{i}", (i, 11, 13), SamplingParams(max_tokens=8, ignore_eos=True)))
-        for i in range(40)
-    ]
-    assert all(stream.collect()[1] for stream in streams)
+    serve_short(service, 40, 17)
     declined = until(lambda: list_events(service.database, kind="retrain_declined")[:-1])
     assert declined[0].detail["kind"] == "cooldown" and declined[0].detail["trigger"] == "volume"
     time.sleep(2.5)
     assert len(list_events(service.database, kind="retrain_declined")) == 2  # told once each
     service.stop()
+
+
+def serve_short(service: Service, count: int, second: int) -> None:
+    """Answers too short to be held for a loop: every one is a trace."""
+    params = SamplingParams(max_tokens=8, ignore_eos=True, chain_length=3)
+    requests = [Request(f"{second}-{i}", (i, second, 13), params, domain="short") for i in range(count)]
+    streams = [service.engine.submit(request) for request in requests]
+    assert all(len(stream.collect()[1]) == 8 for stream in streams)
 
 
 def until(found: Callable[[], Any]) -> Any:
