@@ -363,7 +363,9 @@ def test_a_killed_run_fails_and_goes_on_when_told(settings: Settings) -> None:
     assert service.retrain(resume=True) == run_id
     assert wait(service, run_id) == "passed", get_run(service.database, run_id)
     run = get_run(service.database, run_id)
-    assert run.report["num_resumptions"] == 1
+    assert run.report["num_resumptions"] == 1 and run.report["passed"] is True
+    assert run.report["training"]["throughput_share"] > 0
+    assert run.report["serving"].keys() == {"slowdown_share", "num_steps", "num_pauses", "paused_seconds"}
     until(lambda: service.engine.release.version == run.release)
     service.stop()  # joins the run's thread, which clears up after the row says that it passed
     assert not left.exists()

@@ -7,7 +7,7 @@ only for the traces it was made of.  Called by ``run``.
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +18,23 @@ PINNED_NAME = "beginning.json"
 
 
 def pinned(
-    folder: Path, parent: int, training: Sequence[Trace], held_out: Sequence[Trace]
+    folder: Path, parent: int, alike: Collection[int], training: Sequence[Trace], held_out: Sequence[Trace]
 ) -> tuple[list[Trace], list[Trace]]:
     """Return the traces the run of this folder began with, out of those stored now; a new run begins with all.
 
+    Args:
+        parent: the release that is live now.
+        alike: those that draft with its weights, itself included: a calibration since then changes nothing here.
+
     Raises:
-        RunError: it began on another release, or some of its traces are gone.
+        RunError: it began on the weights of another release, or some of its traces are gone.
     """
     path = folder / PINNED_NAME
     if not path.exists():
         _write(path, {"parent": parent, "training": [*map(_key, training)], "held_out": [*map(_key, held_out)]})
         return list(training), list(held_out)
     began: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    if began["parent"] != parent:
+    if began["parent"] not in alike:
         raise RunError(f"The run began on release {began['parent']} and {parent} is live now. Start a new run.")
     return _found(began["training"], training), _found(began["held_out"], held_out)
 

@@ -91,15 +91,15 @@ def train(database: Database, settings: Settings, run_id: int, out: Path) -> Non
     del pair  # the target's own layers are not needed
     parent = live_release(database, settings.releases.folder, hashes=hashes)
     out.mkdir(parents=True, exist_ok=True)
-    traces, held_out = pinned(out, parent.version, traces, store.load(held_out=True))
+    alike = same_draft(database, parent.version)
+    traces, held_out = pinned(out, parent.version, alike, traces, store.load(held_out=True))
     weights = DraftWeights(draft)
     weights.merge(load_adapter_delta(Path(parent.adapter), draft) if parent.adapter else {})
     before = score(draft, held_out, vocabulary=parent.vocabulary)
     weights.merge({})
     fitted, selection = split(traces)
     parent_adapter = Path(parent.adapter) if parent.adapter else None
-    since = learned_until(database, same_draft(database, parent.version))
-    fresh, older = divide(fitted, since, settings.learning.replay_share)
+    fresh, older = divide(fitted, learned_until(database, alike), settings.learning.replay_share)
     model, report = distil(draft, fresh, selection, settings.learning, tell, parent_adapter, out, older)
     model.save_pretrained(str(out / ADAPTER_NAME), safe_serialization=True, save_embedding_layers=False)
     tell({"phase": "judge"}, now=True)

@@ -82,14 +82,14 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
 
 def test_a_run_goes_on_with_the_traces_it_began_with(tmp_path: Path) -> None:
     training, held_out = toy_traces(6, seed=1), toy_traces(3, seed=2)
-    assert pinned(tmp_path, 0, training, held_out) == (training, held_out)
+    assert pinned(tmp_path, 0, {0}, training, held_out) == (training, held_out)
     later = [*toy_traces(2, seed=3), *reversed(training)]
-    again, tested = pinned(tmp_path, 0, later, [*held_out, *toy_traces(1, seed=4)])
+    again, tested = pinned(tmp_path, 2, {0, 2}, later, [*held_out, *toy_traces(1, seed=4)])  # 2: 0, calibrated
     assert ids(again) == ids(training) and ids(tested) == ids(held_out)
     with pytest.raises(RunError, match="2 of the traces"):
-        pinned(tmp_path, 0, training[2:], held_out)
+        pinned(tmp_path, 0, {0}, training[2:], held_out)
     with pytest.raises(RunError, match="release 0 and 1 is live"):
-        pinned(tmp_path, 1, training, held_out)
+        pinned(tmp_path, 1, {1}, training, held_out)
 
 
 def ids(traces: list[Trace]) -> list[str]:
