@@ -17,6 +17,7 @@ from starlette.testclient import TestClient
 
 from adaptive_spec.core import Request, SamplingParams
 from adaptive_spec.errors import ReleaseError, RunError
+from adaptive_spec.learning.yielding import Yielding
 from adaptive_spec.records.events import EventRecord, list_events
 from adaptive_spec.records.releases import add_release, set_live
 from adaptive_spec.records.runs import get_run, list_runs
@@ -413,6 +414,28 @@ def pid_of_child(service: Service, run_id: int) -> int:
 
 def kill_child(service: Service, run_id: int) -> None:
     os.kill(pid_of_child(service, run_id), signal.SIGKILL)
+
+
+def test_a_run_that_may_cost_nothing_pauses_while_requests_are_decoded(settings: Settings) -> None:
+    learning = settings.learning.model_copy(update={"batch_tokens": 32, "max_epochs": 20})
+    service = Service(settings.model_copy(update={"learning": learning}))
+    service.start()
+    before = serve(service, 40, "a")
+    cores: list[bool] = []
+    service.pipeline.yielding = Yielding(service._pace, 0.0, cores.append, window_seconds=0.2)
+    run_id = service.retrain("person")
+    phases = set()
+    deadline = time.monotonic() + 120
+    while (run := get_run(service.database, run_id)).state in ("queued", "running"):
+        assert time.monotonic() < deadline, run
+        phases.add(run.progress.get("phase"))
+        if "paused" not in phases:  # afterwards it is alone, and ends
+            assert serve(service, 10, "a") == before[:10]
+    assert run.state == "passed" and "paused" in phases, (run, phases)
+    serving = run.report["serving"]
+    assert serving["num_pauses"] >= 1 and serving["paused_seconds"] > 0 and serving["num_steps"] >= 10
+    assert cores[:3] == [True, False, True] and cores[-1] is False
+    service.stop()
 
 
 def test_answers_over_http(settings: Settings) -> None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from adaptive_spec.core import Step
 
-WINDOW_SECONDS = 5.0  # of training between two looks
 _LONGEST_REST = 12.0  # windows
 _MIN_STEPS = 10  # of a window; fewer say nothing, and a decoder with so little to do loses nothing
 _MIN_SEEN = 5  # steps of a shape before they count as usual
@@ -111,14 +110,19 @@ class Yielding:
     Args:
         bound: largest share of decoding speed that a run may cost while there is something to decode.
         share_cores: told True when the process needs its share of the cores, False when the decoder gets all.
+        window_seconds: of training between two looks.
     """
 
-    def __init__(self, meter: PaceMeter, bound: float, share_cores: Callable[[bool], None] = lambda _: None) -> None:
-        self._meter, self._bound, self._share_cores = meter, bound, share_cores
+    def __init__(
+        self,
+        meter: PaceMeter,
+        bound: float,
+        share_cores: Callable[[bool], None] = lambda _: None,
+        window_seconds: float = 5.0,
+    ) -> None:
+        self._meter, self._bound, self._share_cores, self._window = meter, bound, share_cores, window_seconds
 
-    def follow(
-        self, ended: Callable[[float], bool], pause: Callable[[bool], None], window_seconds: float = WINDOW_SECONDS
-    ) -> ServingReport:
+    def follow(self, ended: Callable[[float], bool], pause: Callable[[bool], None]) -> ServingReport:
         """Pause and continue the process until it has ended.
 
         Args:
@@ -129,11 +133,11 @@ class Yielding:
         self._share_cores(True)
         self._meter.begin()
         try:
-            while not ended(window_seconds):
+            while not ended(self._window):
                 pace = self._meter.take()
                 if pace.num_steps < _MIN_STEPS:
                     continue
-                if rest := rest_seconds(window_seconds, pace.slowdown_share, self._bound):
+                if rest := rest_seconds(self._window, pace.slowdown_share, self._bound):
                     began = time.monotonic()
                     self._rest(ended, pause, rest)
                     num_pauses, paused_seconds = num_pauses + 1, paused_seconds + time.monotonic() - began

@@ -141,12 +141,11 @@ def test_twenty_kills_at_random_moments(settings: Settings, tmp_path: Path) -> N
             time.sleep(0.01)
 
     first = create_run(database, "test", {})
-    child, began = begin(first), time.monotonic()
+    child = begin(first)
     until_it_trains(first, child, {})
     loaded = time.monotonic()
     assert child.wait(60) == 0
     training_seconds = time.monotonic() - loaded
-    assert loaded - began < 60
 
     second, chance, killed = create_run(database, "test", {}), random.Random(0), 0
     while True:
