@@ -24,6 +24,7 @@ from typer.core import TyperGroup
 
 from adaptive_spec.errors import AdaptiveSpecError, RecordsError
 from adaptive_spec.serving.client import DEFAULT_URL, Client, UnreachableError
+from adaptive_spec.serving.progress import progress_line
 
 if TYPE_CHECKING:
     from adaptive_spec.bench.simulate_records import RecordedSimulation
@@ -241,7 +242,9 @@ def runs(limit: Limit = 20, url: Url = None, json_: Json = False) -> None:
         return views.runs(database, limit=limit)
 
     found = _ask(url, "/api/runs", {"limit": limit}, direct)
-    _show(found, found["runs"], ("id", "trigger", "state", "created_at", "finished_at", "release", "error"), json_)
+    rows = [{**run, "progress": progress_line(run.get("progress") or {})} for run in found["runs"]]
+    columns = ("id", "trigger", "state", "created_at", "finished_at", "progress", "release", "error")
+    _show(found, rows, columns, json_)
 
 
 @app.command()
@@ -469,13 +472,15 @@ def distil(
 def retrain(
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the run's end.")] = False,
     trigger: Annotated[str, typer.Option(help="What is recorded as the run's reason.")] = "person",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that was interrupted last.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also with too little data.")] = False,
     url: Url = None,
     token: Token = "",
     json_: Json = False,
 ) -> None:
     """Start a training run now."""
     client = Client(url or DEFAULT_URL, token)
-    run_id = client.post("/api/retrain", {"trigger": trigger})["run_id"]
+    run_id = client.post("/api/retrain", {"trigger": trigger, "resume": resume, "force": force})["run_id"]
     if not wait:
         _say({"run_id": run_id}, f"Run {run_id} started. `adaptive-spec runs` shows it.", json_)
         return
@@ -1252,7 +1257,7 @@ def _toml_lines(shown: dict[str, Any]) -> list[str]:
     lines: list[str] = []
     for section, values in shown.items():
         lines.append(f"[{section}]")
-        lines += [f"{name} = {_toml_value(value)}" for name, value in values.items()]
+        lines += [f"{name} = {_toml_value(value)}" for name, value in values.items() if value is not None]
         lines.append("")
     return lines[:-1]
 

@@ -13,6 +13,8 @@ AdaptiveSpecError
 ├── ReleaseError          a release is damaged, foreign, refused or unknown
 │   └── GateRefused       the candidate did not pass the gate; carries the report
 └── RunError              a training run failed
+    ├── RunDeclined       none can begin now; says why
+    └── RunInterrupted    its process was killed or the service stopped; it may go on from its checkpoint
 
 Messages end with what to do next.
 """
@@ -68,3 +70,15 @@ class GateRefused(ReleaseError):
 
 class RunError(AdaptiveSpecError):
     """A training run failed."""
+
+
+class RunDeclined(RunError):
+    """No training run can begin now, for ``reason``."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"Not now, because {reason}.")
+        self.reason = reason
+
+
+class RunInterrupted(RunError):
+    """The run's process ended before its work was done."""

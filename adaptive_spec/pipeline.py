@@ -1,7 +1,7 @@
 """retrain(): traces -> distil -> calibrate -> gate -> publish, on one screen.
 
 Distilling and scoring happen in a child process of lower priority; the parent judges and publishes.  Killing either
-leaves a failed run and no release.
+leaves a failed run, no release, and a folder ``runs/N`` beside the releases with which the run can go on.
 """
 
 import json
@@ -10,30 +10,33 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 from adaptive_spec.calibration.calibrate import KEPT, DomainCalibration, alike, calibrate
 from adaptive_spec.calibration.cost import CostModel
 from adaptive_spec.calibration.rules import with_rules
 from adaptive_spec.core import POOLED, Release
-from adaptive_spec.errors import GateRefused, RunError
+from adaptive_spec.errors import GateRefused, RunError, RunInterrupted
+from adaptive_spec.learning.checkpoint import CHECKPOINT_NAME
 from adaptive_spec.learning.heat import COLD_START, HeatFit
 from adaptive_spec.learning.judge import read_judgement
-from adaptive_spec.learning.run import ADAPTER_NAME, REPORT_NAME
+from adaptive_spec.learning.run import ADAPTER_NAME, PAUSE_NAME, REPORT_NAME
+from adaptive_spec.learning.yielding import PaceMeter, Yielding
 from adaptive_spec.records.calibrations import add_calibration
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.evidence import RecordedChains, recorded_chains
 from adaptive_spec.records.observations import Observations, ngram_acceptance, observations
 from adaptive_spec.records.releases import next_version, same_draft
-from adaptive_spec.records.runs import create_run, get_run, update_run
+from adaptive_spec.records.runs import ACTIVE, RunRecord, create_run, get_run, list_runs, reopen_run, update_run
 from adaptive_spec.releases.bundle import write_bundle
 from adaptive_spec.releases.gate import GateReport, gate
 from adaptive_spec.releases.registry import live_release, publish, refuse
-from adaptive_spec.settings import Settings
+from adaptive_spec.settings import LearningSettings, Settings
 
+_RUNS = "runs"  # below the folder of releases
 # For glibc: large buffers come back every step, and clearing fresh pages for them costs up to a third of it.
 _KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "2000000000", "MALLOC_TRIM_THRESHOLD_": "4000000000"}
 
@@ -41,7 +44,15 @@ _KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "2000000000", "MALLOC_TRIM_THRES
 class Pipeline:
     """Makes releases.  One at a time: the caller holds the lock."""
 
-    def __init__(self, database: Database, settings: Settings, cost: CostModel, hashes: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        settings: Settings,
+        cost: CostModel,
+        hashes: Mapping[str, str],
+        yielding: Yielding | None = None,
+    ) -> None:
+        self.yielding = yielding or Yielding(PaceMeter(), settings.learning.max_slowdown_share)
         self.database = database
         self.settings = settings
         self.cost = cost
@@ -50,17 +61,44 @@ class Pipeline:
         self._cancelled = False
 
     def open_run(self, trigger: str) -> int:
-        """Write the row of a new run and return its id."""
-        return create_run(self.database, trigger, self.settings.learning.model_dump(mode="json"))
+        """Write the row of a new run and return its id.  What interrupted runs have left is dropped."""
+        run_id = create_run(self.database, trigger, self.settings.learning.model_dump(mode="json"))
+        active = {str(run.id) for run in list_runs(self.database) if run.state in ACTIVE}
+        for folder in self._runs.glob("*"):
+            if folder.name not in active:
+                shutil.rmtree(folder, ignore_errors=True)
+        return run_id
+
+    def interrupted(self) -> RunRecord | None:
+        """The newest run, if its process was cut short here and has left a checkpoint."""
+        for run in list_runs(self.database, 1):
+            if run.state in ("failed", "cancelled") and (self._runs / str(run.id) / CHECKPOINT_NAME).exists():
+                return run
+        return None
+
+    def reopen_run(self) -> int:
+        """Queue the interrupted run again and return its id; ``retrain`` then goes on from its checkpoint.
+
+        Raises:
+            RunError: there is none.
+        """
+        run = self.interrupted()
+        if run is None:
+            raise RunError("No run was interrupted lately that has left a checkpoint here. Start a new one.")
+        reopen_run(self.database, run.id)
+        return run.id
 
     def retrain(self, run_id: int) -> Release:
         """Distil, calibrate, gate and publish.  The run's row tells the outcome.
 
         Raises:
-            RunError: training failed or was cancelled.
+            RunInterrupted: the training process was killed, or ended with the service; ``reopen_run`` goes on.
+            RunError: training failed.
             GateRefused: the candidate is not better; the live release stays.
         """
-        work = Path(tempfile.mkdtemp(prefix=f"adaptive-spec-run-{run_id}-"))
+        work = self._runs / str(run_id)
+        work.mkdir(mode=0o700, parents=True, exist_ok=True)
+        over = True
         try:
             self._train(run_id, work)
             self._tell(run_id, "gate")
@@ -77,12 +115,16 @@ class Pipeline:
             return release
         except GateRefused:
             raise
+        except RunInterrupted:
+            over = not (work / CHECKPOINT_NAME).exists()
+            raise
         except Exception as error:
             if get_run(self.database, run_id).state not in ("failed", "cancelled"):
                 update_run(self.database, run_id, state="failed", error=f"{type(error).__name__}: {error}")
             raise
         finally:
-            shutil.rmtree(work, ignore_errors=True)
+            if over:
+                shutil.rmtree(work, ignore_errors=True)
 
     def calibrate_live(
         self, live: Release, domain: str | None, after_step: int = 0
@@ -155,10 +197,17 @@ class Pipeline:
             found |= recorded_chains(self.database, releases=releases, domain=domain, after_step=after_step)
         return found
 
+    @property
+    def _runs(self) -> Path:
+        return self.settings.releases.folder / _RUNS
+
     def _train(self, run_id: int, work: Path) -> None:
+        """Run the child to its end, under the learning settings that the run began with."""
+        learning = LearningSettings.model_validate(get_run(self.database, run_id).settings)
+        (work / PAUSE_NAME).unlink(missing_ok=True)
         settings_file = work / "settings.json"
-        settings_file.write_text(self.settings.model_dump_json())
-        settings_file.chmod(0o600)  # a database URL may hold a password
+        settings_file.touch(mode=0o600)  # a database URL may hold a password
+        settings_file.write_text(self.settings.model_copy(update={"learning": learning}).model_dump_json())
         command = [sys.executable, "-m", "adaptive_spec.learning.run", "--run-id", str(run_id)]
         environment = {**os.environ, **_KEEP_FREED_MEMORY, "TOKENIZERS_PARALLELISM": "false"}
         environment["OMP_NUM_THREADS"] = str(self.settings.learning.threads)
@@ -170,16 +219,24 @@ class Pipeline:
                 env=environment,
             )
             update_run(self.database, run_id, pid=self._child.pid)
+            serving = self.yielding.follow(partial(_ended, self._child), partial(_pause, work / PAUSE_NAME))
             status = self._child.wait()
+        update_run(self.database, run_id, report={"serving": asdict(serving)})
         self._child = None
         if status == 0:
+            update_run(self.database, run_id, pid=os.getpid())
             return
+        saved = (work / CHECKPOINT_NAME).exists()
+        advice = "`adaptive-spec retrain --resume` goes on from its checkpoint." if saved else "Start a new run."
         if self._cancelled:
-            update_run(self.database, run_id, state="cancelled", error="the service stopped")
-            raise RunError(f"Run {run_id} was cancelled; start it again with adaptive-spec retrain.")
+            update_run(self.database, run_id, state="cancelled", error=f"The service stopped. {advice}")
+            raise RunInterrupted(f"Run {run_id} was cancelled. {advice}")
+        if status < 0:
+            update_run(self.database, run_id, state="failed", error=f"Killed by signal {-status}. {advice}")
+            raise RunInterrupted(f"Run {run_id} was killed by signal {-status}. {advice}")
         told = get_run(self.database, run_id).error
         tail = (work / "log").read_text(errors="replace").strip().splitlines()[-1:] or ["no output"]
-        reason = told or (f"killed by signal {-status}" if status < 0 else f"exit status {status}: {tail[0]}")
+        reason = told or f"exit status {status}: {tail[0]}"
         update_run(self.database, run_id, state="failed", error=reason)
         raise RunError(f"Run {run_id} failed: {reason}")
 
@@ -223,6 +280,22 @@ class Pipeline:
 
     def _tell(self, run_id: int, phase: str) -> None:
         update_run(self.database, run_id, progress={"phase": phase})
+
+
+def _ended(child: "subprocess.Popen[bytes]", seconds: float) -> bool:
+    try:
+        child.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _pause(flag: Path, wanted: bool) -> None:
+    """Not SIGSTOP: a process that is stopped within a transaction would keep everybody else out of SQLite."""
+    if wanted:
+        flag.touch()
+    else:
+        flag.unlink(missing_ok=True)
 
 
 def with_heats(

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 
 from apscheduler.schedulers.background import BackgroundScheduler
+from sqlalchemy.exc import SQLAlchemyError
 
 from adaptive_spec.errors import AdaptiveSpecError
 from adaptive_spec.settings import ScheduleSettings
@@ -12,17 +13,28 @@ logger = logging.getLogger(__name__)
 
 
 class Scheduler:
-    """Two interval jobs.  An interval of 0 hours leaves a job out; a job that is late runs once, not often."""
+    """Interval jobs.  An interval of 0 hours leaves a job out; a job that is late runs once, not often.
+
+    Args:
+        look: looks whether volume or age call for a run; left out where neither is set.
+    """
 
     def __init__(
-        self, settings: ScheduleSettings, *, retrain: Callable[[], None], calibrate: Callable[[], None]
+        self,
+        settings: ScheduleSettings,
+        *,
+        retrain: Callable[[], None],
+        calibrate: Callable[[], None],
+        look: Callable[[], None],
     ) -> None:
+        looks = settings.retrain_new_traces or settings.retrain_age_hours
         self._scheduler = BackgroundScheduler(
             timezone="UTC", job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": 600}
         )
         for name, hours, job in (
             ("retrain", settings.retrain_hours, retrain),
             ("calibrate", settings.calibrate_hours, calibrate),
+            ("look", settings.poll_seconds / 3600 if looks else 0, look),
         ):
             if hours:
                 self._scheduler.add_job(self._guarded, "interval", args=(name, job), hours=hours, id=name)
@@ -42,5 +54,5 @@ class Scheduler:
     def _guarded(self, name: str, job: Callable[[], None]) -> None:
         try:
             job()
-        except AdaptiveSpecError as error:
+        except (AdaptiveSpecError, SQLAlchemyError) as error:
             logger.warning("scheduled %s: %s", name, error)

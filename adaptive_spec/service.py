@@ -8,7 +8,7 @@ decode; a watcher notices releases that anyone published and swaps them in, anot
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,17 +20,21 @@ from sqlalchemy.exc import SQLAlchemyError
 from adaptive_spec.calibration.answer import DriftAnswers
 from adaptive_spec.calibration.cost import CostModel, cost_key
 from adaptive_spec.calibration.watch import DriftWatch, StreamState
+from adaptive_spec.core import Step
 from adaptive_spec.decoding.engine import Engine
 from adaptive_spec.decoding.listeners import Listeners
-from adaptive_spec.errors import AdaptiveSpecError, ReleaseError, RunError
+from adaptive_spec.errors import AdaptiveSpecError, ReleaseError, RunDeclined, RunError, UnavailableError
+from adaptive_spec.learning.triggers import DRIFT, SCHEDULE, Decline, Facts, decline, due
+from adaptive_spec.learning.yielding import PaceMeter, Yielding
 from adaptive_spec.models.loading import ModelPair, load_pair
 from adaptive_spec.pipeline import Pipeline
 from adaptive_spec.records.costs import get_cost, save_cost
 from adaptive_spec.records.database import Database
+from adaptive_spec.records.events import add_event
 from adaptive_spec.records.quota import Quota
 from adaptive_spec.records.releases import live_version
 from adaptive_spec.records.retention import Forgotten, forget_request
-from adaptive_spec.records.runs import active_run, fail_orphans
+from adaptive_spec.records.runs import active_run, count_traces, fail_orphans, last_begun
 from adaptive_spec.records.traces import TraceStore
 from adaptive_spec.records.writer import Writer
 from adaptive_spec.releases.adapter import load_adapter_delta
@@ -39,6 +43,9 @@ from adaptive_spec.scheduler import Scheduler
 from adaptive_spec.settings import Settings
 
 logger = logging.getLogger(__name__)
+
+RETRAIN_DECLINED = "retrain_declined"
+_ENDING_SECONDS = 60
 
 
 class Service:
@@ -58,7 +65,10 @@ class Service:
         self._stopping = threading.Event()
         self._training = threading.Lock()
         self._following = threading.Lock()  # a swap decided on an older reading must not land after a newer one
-        self._watchers = [threading.Thread(target=self._watch, name="release-watcher", daemon=True)]
+        self._watchers = [
+            threading.Thread(target=self._watch, name="release-watcher", daemon=True),
+            threading.Thread(target=self._resume_interrupted, name="run-resumer", daemon=True),
+        ]
         self._drift = DriftWatch(self.database, settings.drift)
         self._drift_answers = DriftAnswers(
             self.database, settings.drift, calibrate=self._calibrate_after, retrain=self._retrain_after
@@ -66,8 +76,13 @@ class Service:
         if settings.drift.enabled:
             self._watchers.append(threading.Thread(target=self._watch_drift, name="drift-watcher", daemon=True))
         self._scheduler = Scheduler(
-            settings.schedule, retrain=self._scheduled_retrain, calibrate=self._scheduled_calibrate
+            settings.schedule,
+            retrain=self._scheduled_retrain,
+            calibrate=self._scheduled_calibrate,
+            look=self._look_for_trigger,
         )
+        self._pace = PaceMeter()
+        self._declined: set[tuple[str, str]] = set()  # what volume and age were told lately
         self._failed_versions: set[int] = set()
 
     @property
@@ -87,7 +102,6 @@ class Service:
         """
         progress("database")
         self.database.upgrade()
-        fail_orphans(self.database)
         records = self.settings.records
         self.traces = TraceStore(self.database, records.folder, records.held_out_share, Quota.of(records))
         self.writer = Writer(self.database, self.traces, records)
@@ -102,9 +116,11 @@ class Service:
         progress("cost of a step")
         cost = self._known_cost() or self._measure_cost()
         self.engine.price(cost)
-        self.pipeline = Pipeline(self.database, self.settings, cost, self.pair.hashes)
+        yielding = Yielding(self._pace, self.settings.learning.max_slowdown_share, self._share_cores)
+        self.pipeline = Pipeline(self.database, self.settings, cost, self.pair.hashes, yielding)
         progress("live release")
         self._follow_live()
+        fail_orphans(self.database)
         for watcher in self._watchers:
             watcher.start()
         self._scheduler.start()
@@ -134,16 +150,25 @@ class Service:
                 self.writer.close()
             self.database.close()
 
-    def retrain(self, trigger: str = "person") -> int:
+    def retrain(self, trigger: str = "person", *, resume: bool = False, force: bool = False) -> int:
         """Start a training run in its own process; return its id.
 
+        Args:
+            trigger: one of ``learning.triggers.AUTOMATIC``, of which more is asked, or what a person writes.
+            resume: go on with the run that was interrupted last, under its own trigger.
+            force: also with too little data.
+
         Raises:
-            RunError: one is running already.
+            RunDeclined: none makes sense now; the event ``retrain_declined`` says so, too.
+            RunError: one is running already, or there is none to go on with.
         """
+        if not resume:
+            self.writer.flush(5.0)
+            self._decide(trigger, force)
         if not self._training.acquire(blocking=False):
             raise self._busy()
         try:
-            run_id = self.pipeline.open_run(trigger)
+            run_id = self.pipeline.reopen_run() if resume else self.pipeline.open_run(trigger)
         except BaseException:
             self._training.release()
             raise
@@ -186,9 +211,14 @@ class Service:
     def _listeners(self) -> Listeners:
         records, writer = self.settings.records, self.writer
         if not records.enabled:
-            return Listeners(on_event=writer.event)
+            return Listeners(self._pace.note, on_event=writer.event)
+
+        def on_step(step: Step) -> None:
+            self._pace.note(step)
+            writer.on_step(step)
+
         return Listeners(
-            writer.on_step,
+            on_step,
             writer.on_finish,
             writer.on_trace,
             writer.event,
@@ -201,8 +231,7 @@ class Service:
     def _run(self, run_id: int) -> None:
         try:
             self.writer.flush(10.0)
-            with self._cores_shared():
-                self.pipeline.retrain(run_id)
+            self.pipeline.retrain(run_id)
         except AdaptiveSpecError as error:
             logger.warning("run %d: %s", run_id, error)
         except Exception:
@@ -210,20 +239,30 @@ class Service:
         finally:
             self._training.release()
         if not self._stopping.is_set():
-            self._follow_live()
+            with contextlib.suppress(UnavailableError):  # it stops just now
+                self._follow_live()
 
-    @contextlib.contextmanager
-    def _cores_shared(self) -> Iterator[None]:
+    def _resume_interrupted(self) -> None:
+        """Go on, once, with the run that the end of an earlier service has cut short."""
+        try:
+            for _ in range(_ENDING_SECONDS):  # its process notices by itself that its service is gone
+                fail_orphans(self.database)
+                if active_run(self.database) is None:
+                    break
+                if self._stopping.wait(1.0):
+                    return
+            run = self.pipeline.interrupted()
+            if run is not None and not run.report.get("num_resumptions"):
+                logger.info("run %d goes on from its checkpoint", self.retrain(resume=True))
+        except (AdaptiveSpecError, SQLAlchemyError) as error:
+            logger.warning("the interrupted run does not go on: %s", error)
+
+    def _share_cores(self, training: bool) -> None:
         """While a run trains, decode on the cores it leaves, unless the operator has fixed the number of threads."""
         if self.settings.model.threads:
-            yield
             return
-        left = max(1, self._threads - self.settings.learning.threads)
-        self.engine.call(lambda: torch.set_num_threads(left))  # on the engine's thread: the number is kept per thread
-        try:
-            yield
-        finally:
-            self.engine.call(lambda: torch.set_num_threads(self._threads))
+        wanted = max(1, self._threads - self.settings.learning.threads) if training else self._threads
+        self.engine.call(lambda: torch.set_num_threads(wanted))  # on the engine's thread: the number is kept per thread
 
     def _watch(self) -> None:
         while not self._stopping.wait(self.settings.releases.poll_seconds):
@@ -256,7 +295,10 @@ class Service:
         return "nothing to fit"
 
     def _retrain_after(self) -> str:
-        return f"run {self.retrain('drift')} started"
+        try:
+            return f"run {self.retrain(DRIFT)} started"
+        except RunDeclined as declined:
+            raise RunError(declined.reason) from declined
 
     def _busy(self) -> RunError:
         running = active_run(self.database)
@@ -328,7 +370,46 @@ class Service:
 
     def _scheduled_retrain(self) -> None:
         with contextlib.suppress(RunError):
-            self.retrain("schedule")
+            self.retrain(SCHEDULE)
+
+    def _look_for_trigger(self) -> None:
+        """Start the run that volume or age call for.  While it has to wait, that is told once."""
+        trigger = due(self._facts(), self.settings.schedule, datetime.now(UTC))
+        if trigger is None:
+            self._declined.clear()
+        elif (reason := self._decline(trigger)) is None:
+            self._declined.clear()
+            self.retrain(trigger)
+        elif (trigger, reason.kind) not in self._declined:
+            self._declined.add((trigger, reason.kind))
+            self._tell_declined(trigger, reason)
+
+    def _decide(self, trigger: str, force: bool) -> None:
+        if (reason := self._decline(trigger, force)) is not None:
+            self._tell_declined(trigger, reason)
+            raise RunDeclined(reason.reason)
+
+    def _decline(self, trigger: str, force: bool = False) -> Decline | None:
+        settings, now = self.settings, datetime.now(UTC)
+        return decline(trigger, self._facts(), settings.schedule, settings.learning, now, force)
+
+    def _tell_declined(self, trigger: str, reason: Decline) -> None:
+        logger.info("retrain (%s): not now, because %s", trigger, reason.reason)
+        detail = {"trigger": trigger, "kind": reason.kind, "reason": f"not now, because {reason.reason}"}
+        add_event(self.database, RETRAIN_DECLINED, detail)
+
+    def _facts(self) -> Facts:
+        if not self._training.locked():  # a run of ours changes its process between training and publishing
+            fail_orphans(self.database)
+        active = active_run(self.database)
+        learned_at = last_begun(self.database, ("passed", "refused"))
+        return Facts(
+            active_run=active.id if active else None,
+            num_traces=count_traces(self.database),
+            num_new_traces=count_traces(self.database, learned_at),
+            learned_at=learned_at,
+            last_run_at=last_begun(self.database),
+        )
 
     def _scheduled_calibrate(self) -> None:
         self.calibrate()

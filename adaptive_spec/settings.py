@@ -158,15 +158,23 @@ class LearningSettings(_Section):
 
     loss: Literal["kl", "reverse_kl", "jsd", "tv", "lk_hybrid"] = "lk_hybrid"
     cross_entropy_weight: float = Field(default=0.1, ge=0)
+    survival_tokens: int = Field(default=0, ge=0)  # of would-be chains that must reach a token; 0: all count alike
+    error_weight: float = Field(default=1.0, ge=0)  # of tokens on which the draft's choice is not the target's
+    skip_confidence: float = Field(default=1.0, ge=0, le=1)  # surer tokens on which it is are left out
+    replay_share: float | None = Field(default=None, ge=0, lt=1)  # of older tokens beside fresh; None: all alike
     rank: int = Field(default=32, ge=1)
     learning_rate: float = Field(default=2e-3, gt=0)
     batch_tokens: int = Field(default=1024, ge=1)
+    accumulate: int = Field(default=1, ge=1)  # batches per optimiser step
     max_epochs: int = Field(default=8, ge=1)
-    time_limit_seconds: float = Field(default=600.0, gt=0)
+    time_limit_seconds: float = Field(default=600.0, gt=0)  # of work, over all processes of a run; pauses do not count
+    checkpoint_seconds: float = Field(default=30.0, ge=0)  # between two; 0: none, a killed run cannot go on
     min_traces: int = Field(default=20, ge=2)
     vocabulary_tokens: int = Field(default=8192, ge=0)  # that a release's draft may propose, by traffic; 0: all
+    memory_limit_bytes: int = Field(default=0, ge=0)  # of the child's data; 0: none
     threads: int = Field(default=1, ge=1)
     nice: int = Field(default=10, ge=0, le=19)
+    max_slowdown_share: float = Field(default=0.5, ge=0, le=1)  # of decoding speed, lost to a run; then it pauses
     seed: int = 0
     own_margin_share: float = Field(default=0.02, ge=0)  # by which a domain's own adapter must beat the shared one
     own_min_requests: int = Field(default=20, ge=5)  # held-out ones of a domain, to judge that at all
@@ -207,6 +215,11 @@ class ScheduleSettings(_Section):
     """When the service retrains and recalibrates by itself.  0 turns a job off."""
 
     retrain_hours: float = Field(default=24.0, ge=0)
+    retrain_new_traces: int = Field(default=0, ge=0)  # that call for a run
+    retrain_age_hours: float = Field(default=0.0, ge=0)  # since the last run that learned, when there is anything new
+    min_new_traces: int = Field(default=20, ge=0)  # fewer: no run that nobody asked for
+    cooldown_hours: float = Field(default=1.0, ge=0)  # between two of those, at least
+    poll_seconds: float = Field(default=60.0, gt=0)  # how often volume and age are looked at
     calibrate_hours: float = Field(default=1.0, ge=0)
 
 

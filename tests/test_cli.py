@@ -294,7 +294,11 @@ def test_config_show_hides_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     as_toml = runner.invoke(cli.app, ["config", "show"]).stdout
     as_json = runner.invoke(cli.app, ["config", "show", "--json"]).stdout
     assert "s3cret" not in as_toml + as_json
-    assert tomllib.loads(as_toml) == json.loads(as_json)
+    set_ones = {  # TOML has no null: what is not set is left out
+        section: {name: value for name, value in values.items() if value is not None}
+        for section, values in json.loads(as_json).items()
+    }
+    assert tomllib.loads(as_toml) == set_ones
     assert json.loads(as_json)["records"]["url"] == "postgresql+psycopg://me:***@db/records"
 
 

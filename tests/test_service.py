@@ -1,9 +1,11 @@
 """The whole loop on tiny real models: serve, record, retrain in a child process, gate, publish, hot-reload."""
 
 import copy
+import os
 import re
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ from sqlalchemy import text
 from starlette.testclient import TestClient
 
 from adaptive_spec.core import Request, SamplingParams
-from adaptive_spec.errors import ReleaseError
+from adaptive_spec.errors import ReleaseError, RunError
+from adaptive_spec.learning.yielding import Yielding
 from adaptive_spec.records.events import EventRecord, list_events
 from adaptive_spec.records.releases import add_release, set_live
 from adaptive_spec.records.runs import get_run, list_runs
@@ -186,6 +189,7 @@ def test_drift_of_calibration_calibrates_to_what_came_after(settings: Settings) 
 def test_a_stale_draft_retrains_and_a_rise_does_not(settings: Settings) -> None:
     service = drifting(settings, triggers="retrain")
     service.start()
+    serve_short(service, 40, 11)
     record_requests(service.database, 100, 0.6, name="before", domain="a")
     record_requests(service.database, 60, 0.95, confidence=0.95, name="after", domain="a", seed=1)
     answer = answer_to_drift(service)
@@ -293,9 +297,145 @@ def _refused(service: Service) -> bool:
 
 def test_too_little_data_fails_the_run_with_advice(service: Service) -> None:
     serve(service, 2, "a")
-    run_id = service.retrain("person")
+    with TestClient(create_app(service)) as client:
+        answer = client.post("/api/retrain")
+        assert answer.status_code == 409 and "learning.min_traces is 10" in answer.json()["error"]["message"]
+        (event,) = client.get("/api/events?kind=retrain_declined").json()["events"]
+    assert event["detail"]["trigger"] == "person" and "not now, because" in event["detail"]["reason"]
+    assert list_runs(service.database) == []
+    run_id = service.retrain("person", force=True)
     assert wait(service, run_id) == "failed"
     assert "min_traces" in (get_run(service.database, run_id).error or "")
+
+
+def test_new_traces_start_a_run_and_a_cool_down_holds_the_next(settings: Settings) -> None:
+    schedule = settings.schedule.model_copy(update={"retrain_new_traces": 20, "poll_seconds": 1.0})
+    learning = settings.learning.model_copy(update={"max_epochs": 1})
+    service = Service(settings.model_copy(update={"schedule": schedule, "learning": learning}))
+    service.start()
+    serve_short(service, 40, 11)
+    until(lambda: list_runs(service.database))
+    (run,) = list_runs(service.database)
+    assert run.trigger == "volume"
+    declined = until(lambda: list_events(service.database, kind="retrain_declined"))
+    assert [event.detail["kind"] for event in declined] == ["active"]
+    wait(service, run.id)
+    serve_short(service, 40, 17)
+    declined = until(lambda: list_events(service.database, kind="retrain_declined")[:-1])
+    assert declined[0].detail["kind"] == "cooldown" and declined[0].detail["trigger"] == "volume"
+    time.sleep(2.5)
+    assert len(list_events(service.database, kind="retrain_declined")) == 2  # told once each
+    service.stop()
+
+
+def serve_short(service: Service, count: int, second: int) -> None:
+    """Answers too short to be held for a loop: every one is a trace."""
+    params = SamplingParams(max_tokens=8, ignore_eos=True, chain_length=3)
+    requests = [Request(f"{second}-{i}", (i, second, 13), params, domain="short") for i in range(count)]
+    streams = [service.engine.submit(request) for request in requests]
+    assert all(len(stream.collect()[1]) == 8 for stream in streams)
+
+
+def until(found: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if result := found():
+            return result
+        time.sleep(0.05)
+    raise AssertionError("nothing came")
+
+
+def test_a_killed_run_fails_and_goes_on_when_told(settings: Settings) -> None:
+    """kill -9 of the child: decoding goes on, nothing goes live; the same run then ends with a release."""
+    learning = settings.learning.model_copy(update={"checkpoint_seconds": 0.01, "batch_tokens": 32})
+    service = Service(settings.model_copy(update={"learning": learning}))
+    service.start()
+    with pytest.raises(RunError, match="No run was interrupted"):
+        service.retrain(resume=True)
+    before = serve(service, 40, "a")
+    run_id = service.retrain("person")
+    kill_child(service, run_id)
+    assert wait(service, run_id) == "failed"
+    run = get_run(service.database, run_id)
+    assert run.error is not None and "signal 9" in run.error and "--resume" in run.error
+    assert serve(service, 5, "a") == before[:5] and service.engine.release.version == 0
+    left = settings.releases.folder / "runs" / str(run_id)
+    assert (left / "settings.json").stat().st_mode & 0o777 == 0o600
+    assert service.retrain(resume=True) == run_id
+    assert wait(service, run_id) == "passed", get_run(service.database, run_id)
+    run = get_run(service.database, run_id)
+    assert run.report["num_resumptions"] == 1 and run.report["passed"] is True
+    assert run.report["training"]["throughput_share"] > 0
+    assert run.report["serving"].keys() == {"slowdown_share", "num_steps", "num_pauses", "paused_seconds"}
+    until(lambda: service.engine.release.version == run.release)
+    service.stop()  # joins the run's thread, which clears up after the row says that it passed
+    assert not left.exists()
+
+
+def test_a_run_that_ended_with_its_service_goes_on_with_the_next(settings: Settings) -> None:
+    learning = settings.learning.model_copy(update={"checkpoint_seconds": 0.01, "batch_tokens": 32})
+    settings = settings.model_copy(update={"learning": learning})
+    service = Service(settings)
+    service.start()
+    serve(service, 40, "a")
+    run_id = service.retrain("person")
+    child = pid_of_child(service, run_id)
+    service.stop()
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
+    again = Service(settings)
+    again.start()
+    assert get_run(again.database, run_id).error in (None, "The service stopped. " + ADVICE)
+    pid_of_child(again, run_id)
+    assert get_run(again.database, run_id).report == {"num_resumptions": 1}
+    again.stop()
+    third = Service(settings)  # once is enough: what failed twice may fail always
+    third.start()
+    time.sleep(2)
+    assert [(run.id, run.state) for run in list_runs(third.database)] == [(run_id, "cancelled")]
+    third.stop()
+
+
+ADVICE = "`adaptive-spec retrain --resume` goes on from its checkpoint."
+
+
+def pid_of_child(service: Service, run_id: int) -> int:
+    """Wait until the run has a process and a checkpoint."""
+    checkpoint = service.settings.releases.folder / "runs" / str(run_id) / "checkpoint.safetensors"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        run = get_run(service.database, run_id)
+        if run.state == "running" and checkpoint.exists():
+            assert run.pid is not None and run.pid != os.getpid()
+            return run.pid
+        time.sleep(0.02)
+    raise AssertionError(f"run {run_id} does not train: {run}")
+
+
+def kill_child(service: Service, run_id: int) -> None:
+    os.kill(pid_of_child(service, run_id), signal.SIGKILL)
+
+
+def test_a_run_that_may_cost_nothing_pauses_while_requests_are_decoded(settings: Settings) -> None:
+    learning = settings.learning.model_copy(update={"batch_tokens": 32, "max_epochs": 20})
+    service = Service(settings.model_copy(update={"learning": learning}))
+    service.start()
+    before = serve(service, 40, "a")
+    cores: list[bool] = []
+    service.pipeline.yielding = Yielding(service._pace, 0.0, cores.append, window_seconds=0.2)
+    run_id = service.retrain("person")
+    phases = set()
+    deadline = time.monotonic() + 120
+    while (run := get_run(service.database, run_id)).state in ("queued", "running"):
+        assert time.monotonic() < deadline, run
+        phases.add(run.progress.get("phase"))
+        if "paused" not in phases:  # afterwards it is alone, and ends
+            assert serve(service, 10, "a") == before[:10]
+    assert run.state == "passed" and "paused" in phases, (run, phases)
+    serving = run.report["serving"]
+    assert serving["num_pauses"] >= 1 and serving["paused_seconds"] > 0 and serving["num_steps"] >= 10
+    assert cores[:3] == [True, False, True] and cores[-1] is False
+    service.stop()
 
 
 def test_answers_over_http(settings: Settings) -> None:

@@ -96,7 +96,7 @@ def train(
 ) -> list[dict[str, float]]:
     """Distil ``corpus`` into the draft's own layers; embeddings and head stay the target's.
 
-    Every twentieth conversation is held out.  Returns one record per evaluation: step, seconds, agreement, overlap.
+    Every twentieth conversation is held out.  Returns one record per evaluation: step, seconds and means over tokens.
     """
     torch.manual_seed(recipe.seed)
     trained = [p for name, p in draft.named_parameters() if not name.startswith(("model.embed_tokens", "lm_head"))]

@@ -41,6 +41,11 @@ class Batch:
         return sum(self.lengths)
 
     @property
+    def places(self) -> Tensor:
+        """The place of each judged token in its completion, 0 first.  -> [tokens]"""
+        return torch.cat([torch.arange(length, device=self.top_ids.device) for length in self.lengths])
+
+    @property
     def target_argmax(self) -> Tensor:
         """The target's most probable token.  -> [tokens]"""
         return self.top_ids.gather(-1, self.argmax_column.unsqueeze(-1)).squeeze(-1)
@@ -116,21 +121,25 @@ def head_logits(draft: PreTrainedModel, hidden: Tensor) -> Tensor:
 
 
 def backward_in_slices(
-    draft: PreTrainedModel, hidden: Tensor, loss_of_slice: Callable[[Tensor, slice], Tensor]
+    draft: PreTrainedModel,
+    hidden: Tensor,
+    loss_of_slice: Callable[[Tensor, slice], Tensor],
+    num_tokens: int | None = None,
 ) -> float:
-    """Accumulate the gradients of a mean over tokens and return it.
+    """Accumulate the gradients of a mean over tokens and return the sum here over ``num_tokens``.
 
     The head runs over ``HEAD_ROWS`` tokens at a time, so that [tokens, vocab] never exists at once.
 
     Args:
         hidden: [tokens, hidden], still attached to the layers that made it.
         loss_of_slice: logits [rows, vocab] and which tokens they belong to -> losses [rows].
+        num_tokens: that the mean is over, with those of other batches; None: these.
     """
     leaf = hidden.detach().requires_grad_(True)
     total = 0.0
     for start in range(0, len(leaf), HEAD_ROWS):
         part = slice(start, start + HEAD_ROWS)
-        mean = loss_of_slice(head_logits(draft, leaf[part]), part).sum() / len(leaf)
+        mean = loss_of_slice(head_logits(draft, leaf[part]), part).sum() / (num_tokens or len(leaf))
         mean.backward()
         total += mean.item()
     hidden.backward(leaf.grad)

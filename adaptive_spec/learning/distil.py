@@ -26,12 +26,24 @@ from adaptive_spec.learning.batches import (
     make_batch,
     plan,
 )
+from adaptive_spec.learning.checkpoint import (
+    Checkpoint,
+    Position,
+    optimiser_tensors,
+    read_checkpoint,
+    restore_optimiser,
+    write_checkpoint,
+)
+from adaptive_spec.learning.emphasis import is_even, token_weights
 from adaptive_spec.learning.evaluate import means_over_tokens
-from adaptive_spec.learning.losses import bucketed_log_probs, distillation_loss
+from adaptive_spec.learning.losses import bucketed_log_probs, distillation_loss, overlap
+from adaptive_spec.learning.memory import peak_memory_bytes
+from adaptive_spec.learning.replay import replayed
+from adaptive_spec.learning.throughput import bare_tokens_per_second
 from adaptive_spec.releases.adapter import load_adapter_delta
 from adaptive_spec.settings import LearningSettings
 
-Progress = Callable[[dict[str, Any]], None]
+Progress = Callable[[dict[str, Any]], float | None]
 _PATIENCE = 2  # epochs without a better held-out agreement before the run ends
 _WARMUP_STEPS = 10
 
@@ -51,11 +63,20 @@ class DistilReport:
     agreement_after: float
     overlap_before: float
     overlap_after: float
+    acceptance_length_before: float  # of greedy steps on the held-out traces
+    acceptance_length_after: float
+    tokens_per_second: float  # of training, all its loading, losses and records included, evaluations left out
+    bare_tokens_per_second: float  # of forward and backward alone
     history: tuple[dict[str, float], ...]
+
+    @property
+    def throughput_share(self) -> float:
+        """Of the bare rate, what training reached; 0 when it made no step."""
+        return self.tokens_per_second / self.bare_tokens_per_second if self.bare_tokens_per_second else 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Return what the database and the API show."""
-        return asdict(self)
+        return {**asdict(self), "throughput_share": self.throughput_share}
 
 
 def distil(
@@ -65,28 +86,35 @@ def distil(
     settings: LearningSettings,
     progress: Progress,
     parent_adapter: Path | None = None,
+    folder: Path | None = None,
+    older: Sequence[Trace] = (),
 ) -> tuple[PeftModel, DistilReport]:
     """Train an adapter on ``traces`` and return it at its best epoch on ``held_out``.
 
-    The draft is wrapped in place: use the returned model from here on.
+    The draft is wrapped in place: use the returned model from here on.  A run that goes on from a checkpoint ends with
+    the same adapter as one that nothing interrupted, bit for bit on one machine, unless the time limit ends it.
 
     Args:
         progress: called after every optimiser step with phase, step, steps, loss, held_out_agreement,
-            tokens_per_second and seconds_left.
+            held_out_acceptance_length, tokens_per_second and seconds_left.  Returns the seconds that it has paused
+            the run, if any: they do not count.
         parent_adapter: folder of the adapter to continue from; it may have another rank.
+        folder: where checkpoints are left, and where the one that is there is gone on from, with the same traces and
+            settings; None: no checkpoints.
+        older: traces of which each epoch replays some beside ``traces``: ``learning.replay_share`` of its tokens.
 
     Raises:
         NotEnoughDataError: no trace to train on or none to evaluate on.
         ReleaseError: the parent adapter does not fit.
         RunError: the loss is no longer finite.
     """
-    run = _Run(draft, traces, held_out, settings, progress, parent_adapter)
+    run = _Run(draft, traces, held_out, settings, progress, parent_adapter, folder, older)
     stopped = run.train()
     return run.model, run.report(stopped)
 
 
 class _Run:
-    """One run's state: the model, the optimiser, the clock and the best weights so far."""
+    """One run: the model, the optimiser, the position in the plan, the clock and the best weights so far."""
 
     def __init__(
         self,
@@ -96,123 +124,186 @@ class _Run:
         settings: LearningSettings,
         progress: Progress,
         parent_adapter: Path | None,
+        folder: Path | None,
+        older: Sequence[Trace],
     ) -> None:
+        self.older = [trace for trace in older if completion_length(trace) > 0]
         self.traces = [trace for trace in traces if completion_length(trace) > 0]
         self.held_out = [trace for trace in held_out if completion_length(trace) > 0]
         if not self.traces or not self.held_out:
             raise NotEnoughDataError("No traces to train on or none held out. Serve more requests, then retrain.")
         torch.manual_seed(settings.seed)
-        self.draft, self.settings, self.progress = draft, settings, progress
-        self.model = _wrap(draft, settings, parent_adapter)
+        self.draft, self.settings, self.progress, self.folder = draft, settings, progress, folder
+        saved = read_checkpoint(folder) if folder is not None else None
+        self.model = _wrap(draft, settings, parent_adapter if saved is None else None)
         self.trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.optimiser = torch.optim.AdamW(
             self.trained, lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.01
         )
-        self.steps = settings.max_epochs * len(plan(self.traces, settings.batch_tokens, settings.seed))
-        self.step = self.tokens = 0
-        self.started = time.monotonic()
-        self.history: list[dict[str, float]] = []
-        self.best_epoch, self.best_weights = 0, _weights(self.model)
+        self.steps = settings.max_epochs * len(self._plan(1))
+        self.at, self.best_weights = Position(), _weights(self.model)
+        if saved is not None:
+            self._restore(saved)
+        self.saved = self.ticked = time.monotonic()
 
     def train(self) -> str:
         """Train until a stop rule holds, put the best weights back, and say which rule it was."""
-        self._evaluate(0, math.nan)
-        stopped = "max_epochs"
-        for epoch in range(1, self.settings.max_epochs + 1):
-            loss, finished = self._epoch(epoch)
-            self._evaluate(epoch, loss)
-            if not finished:
-                stopped = "time_limit"
-                break
-            if epoch - self.best_epoch >= _PATIENCE:
-                stopped = "early"
-                break
+        if not self.at.history:
+            self.at.bare_tokens_per_second = bare_tokens_per_second(self.draft, [step[0] for step in self._plan(1)])
+            self._evaluate()
+        stopped = self._stop_rule()
+        while stopped is None:
+            finished = self._epoch()
+            stopped = self._stop_rule() if finished else "time_limit"
         set_peft_model_state_dict(self.model, self.best_weights)
         self.model.eval()
         return stopped
 
     def report(self, stopped: str) -> DistilReport:
-        first, best = self.history[0], self.history[self.best_epoch]
+        first, best = self.at.history[0], self.at.history[self.at.best_epoch]
         return DistilReport(
             num_traces=len(self.traces),
             num_held_out=len(self.held_out),
             num_tokens=sum(completion_length(trace) for trace in self.traces),
-            steps=self.step,
-            best_epoch=self.best_epoch,
+            steps=self.at.step,
+            best_epoch=self.at.best_epoch,
             stopped=stopped,
-            seconds=self._seconds,
+            seconds=self.at.seconds,
             agreement_before=first["agreement"],
             agreement_after=best["agreement"],
             overlap_before=first["overlap"],
             overlap_after=best["overlap"],
-            history=tuple(self.history),
+            acceptance_length_before=first["acceptance_length"],
+            acceptance_length_after=best["acceptance_length"],
+            tokens_per_second=self.at.tokens / max(self.at.training_seconds, 1e-9),
+            bare_tokens_per_second=self.at.bare_tokens_per_second,
+            history=tuple(self.at.history),
         )
 
-    @property
-    def _seconds(self) -> float:
-        return time.monotonic() - self.started
+    def _stop_rule(self) -> str | None:
+        if self.at.epochs - self.at.best_epoch >= _PATIENCE:
+            return "early"
+        if self.at.epochs >= self.settings.max_epochs:
+            return "max_epochs"
+        return "time_limit" if self.at.seconds >= self.settings.time_limit_seconds else None
 
-    def _epoch(self, epoch: int) -> tuple[float, bool]:
-        """One pass.  Returns the mean loss, and False when time ran out before its end."""
+    def _epoch(self) -> bool:
+        """Finish the epoch under way and judge it.  Returns False when time ran out before its end."""
+        at = self.at
         self.model.train()
-        losses: list[float] = []
-        for group in plan(self.traces, self.settings.batch_tokens, self.settings.seed + epoch):
-            if self._seconds >= self.settings.time_limit_seconds:
-                return sum(losses) / len(losses) if losses else math.nan, False
-            losses.append(self._step(make_batch(group, self.draft.device)))
-        return sum(losses) / len(losses), True
+        steps = self._plan(at.epochs + 1)
+        while at.steps_of_epoch < len(steps) and at.seconds < self.settings.time_limit_seconds:
+            self._step(steps[at.steps_of_epoch])
+        finished = at.steps_of_epoch == len(steps)
+        loss = at.loss_sum / at.steps_of_epoch if at.steps_of_epoch else None
+        at.epochs, at.steps_of_epoch, at.loss_sum = at.epochs + 1, 0, 0.0
+        self._evaluate(loss)
+        return finished
 
-    def _step(self, batch: Batch) -> float:
+    def _plan(self, epoch: int) -> list[list[list[Trace]]]:
+        """The batches of each optimiser step of an epoch, which hangs on nothing but the seed."""
+        seed = self.settings.seed + epoch
+        again = replayed(self.older, self.traces, self.settings.replay_share or 0.0, seed)
+        batches = plan([*self.traces, *again], self.settings.batch_tokens, seed)
+        return [batches[at : at + self.settings.accumulate] for at in range(0, len(batches), self.settings.accumulate)]
+
+    def _step(self, batches: Sequence[Sequence[Trace]]) -> None:
         for group in self.optimiser.param_groups:
             group["lr"] = self.settings.learning_rate * self._rate()
-        loss = _backward(self.draft, batch, self.settings)
+        num_tokens = sum(completion_length(trace) for traces in batches for trace in traces)
+        loss = 0.0
+        for traces in batches:
+            loss += _backward(self.draft, make_batch(traces, self.draft.device), self.settings, num_tokens)
         if not math.isfinite(loss):
             raise RunError("The loss is no longer finite. Lower learning.learning_rate and retrain.")
         nn.utils.clip_grad_norm_(self.trained, 1.0)
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
-        self.step += 1
-        self.tokens += batch.num_tokens
+        at = self.at
+        at.step += 1
+        at.steps_of_epoch += 1
+        at.loss_sum += loss
+        at.tokens += num_tokens
+        if time.monotonic() - self.saved >= self.settings.checkpoint_seconds > 0:
+            self._save()
+        at.training_seconds += self._tick()
         self._tell(loss)
-        return loss
 
     def _rate(self) -> float:
         """Warm-up, then a cosine to 5 % that ends with the steps or with the time, whichever comes first."""
-        done = max(self.step / self.steps, self._seconds / self.settings.time_limit_seconds)
-        return min((self.step + 1) / _WARMUP_STEPS, 0.05 + 0.95 * (1 + math.cos(math.pi * min(done, 1))) / 2)
+        done = max(self.at.step / self.steps, self.at.seconds / self.settings.time_limit_seconds)
+        return min((self.at.step + 1) / _WARMUP_STEPS, 0.05 + 0.95 * (1 + math.cos(math.pi * min(done, 1))) / 2)
 
     def _tell(self, loss: float) -> None:
-        left = self._seconds / self.step * (self.steps - self.step)
-        self.progress(
+        at = self.at
+        left = at.seconds / at.step * (self.steps - at.step)
+        paused = self.progress(
             {
                 "phase": "distil",
-                "step": self.step,
+                "step": at.step,
                 "steps": self.steps,
                 "loss": loss,
-                "held_out_agreement": self.history[-1]["agreement"],
-                "tokens_per_second": self.tokens / max(self._seconds, 1e-9),
-                "seconds_left": max(0.0, min(left, self.settings.time_limit_seconds - self._seconds)),
+                "held_out_agreement": at.history[-1]["agreement"],
+                "held_out_acceptance_length": at.history[-1]["acceptance_length"],
+                "tokens_per_second": at.tokens / max(at.seconds, 1e-9),
+                "seconds_left": max(0.0, min(left, self.settings.time_limit_seconds - at.seconds)),
             }
         )
+        self.ticked += paused or 0.0
 
-    def _evaluate(self, epoch: int, loss: float) -> None:
+    def _evaluate(self, loss: float | None = None) -> None:
         """Score the held-out traces, all tokens alike, and keep the weights if no epoch was better."""
-        row = {"epoch": epoch, **means_over_tokens(self.draft, self.held_out), "seconds": self._seconds}
-        self.history.append(row if math.isnan(loss) else {**row, "loss": loss})
-        if row["agreement"] > self.history[self.best_epoch]["agreement"]:
-            self.best_epoch, self.best_weights = epoch, _weights(self.model)
+        at = self.at
+        scores = means_over_tokens(self.draft, self.held_out)
+        self._tick()
+        row = {"epoch": at.epochs, **scores, "seconds": at.seconds, "peak_memory_bytes": peak_memory_bytes() or 0}
+        at.history.append(row if loss is None else {**row, "loss": loss})
+        if row["agreement"] > at.history[at.best_epoch]["agreement"]:
+            at.best_epoch, self.best_weights = at.epochs, _weights(self.model)
+        if self.settings.checkpoint_seconds:
+            self._save()
+
+    def _tick(self) -> float:
+        """Count the seconds since the last call as work, and return them."""
+        now = time.monotonic()
+        passed, self.ticked = now - self.ticked, now
+        self.at.seconds += passed
+        return passed
+
+    def _save(self) -> None:
+        if self.folder is None:
+            return
+        state = optimiser_tensors(self.optimiser)
+        write_checkpoint(self.folder, Checkpoint(self.at, _weights(self.model), self.best_weights, state))
+        self.saved = time.monotonic()
+
+    def _restore(self, saved: Checkpoint) -> None:
+        set_peft_model_state_dict(self.model, dict(saved.adapter))
+        restore_optimiser(self.optimiser, saved.optimiser)
+        self.at, self.best_weights = saved.position, dict(saved.best)
 
 
-def _backward(draft: PreTrainedModel, batch: Batch, settings: LearningSettings) -> float:
-    """Accumulate gradients and return the mean loss."""
+def _backward(draft: PreTrainedModel, batch: Batch, settings: LearningSettings, num_tokens: int) -> float:
+    """Accumulate gradients and return the batch's part of the mean loss over ``num_tokens``.
+
+    Weights see the tokens of one slice of the head: a would-be chain that crosses into the next one ends there.
+    """
+    even, places, argmax = is_even(settings), batch.places, batch.target_argmax
 
     def loss_of_slice(logits: Tensor, part: slice) -> Tensor:
         ours = bucketed_log_probs(logits, batch.top_ids[part])
         loss = distillation_loss(settings.loss, batch.target_log_probs[part], ours)
         chosen = ours.gather(-1, batch.argmax_column[part].unsqueeze(-1)).squeeze(-1)
-        return loss - settings.cross_entropy_weight * chosen
+        loss = loss - settings.cross_entropy_weight * chosen
+        if even:
+            return loss
+        with torch.no_grad():
+            accepted = overlap(batch.target_log_probs[part], ours)
+            agrees = logits.argmax(-1) == argmax[part]
+            weights = token_weights(settings, accepted, agrees, chosen.exp(), places[part])
+        return loss * weights
 
-    return backward_in_slices(draft, judged_hidden(draft, batch), loss_of_slice)
+    return backward_in_slices(draft, judged_hidden(draft, batch), loss_of_slice, num_tokens)
 
 
 def _wrap(draft: PreTrainedModel, settings: LearningSettings, parent_adapter: Path | None) -> PeftModel:

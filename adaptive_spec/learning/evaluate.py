@@ -54,13 +54,18 @@ def score(
 
 
 def means_over_tokens(draft: PreTrainedModel | PeftModel, traces: Sequence[Trace]) -> dict[str, float]:
-    """Return the mean ``agreement`` and ``overlap`` of all completion tokens; every trace needs one at least."""
+    """Return ``agreement`` and ``overlap``, means over completion tokens, and ``acceptance_length``, that over steps.
+
+    Every trace needs a completion token at least.
+    """
     scores = score(draft, traces)
     lengths = [completion_length(trace) for trace in traces]
-    return {
+    means = {
         name: sum(getattr(row, name) * n for row, n in zip(scores, lengths, strict=True)) / sum(lengths)
         for name in ("agreement", "overlap")
     }
+    num_steps = sum(n / row.acceptance_length for row, n in zip(scores, lengths, strict=True))
+    return {**means, "acceptance_length": sum(lengths) / num_steps}
 
 
 def score_of(judged: JudgedTrace, chain_length: int = 4) -> TraceScore:

@@ -4,7 +4,7 @@
 
 Started by the pipeline, so that training can neither block nor kill the service.  It reads traces, writes the adapter,
 ``distil.json`` and ``judgement.json`` into the folder, and tells its progress to the row of the run.  It publishes
-nothing.
+nothing.  It may be killed at any moment: started again with the same folder, it goes on from the last checkpoint.
 """
 
 import argparse
@@ -26,11 +26,15 @@ from adaptive_spec.learning.distil import distil
 from adaptive_spec.learning.evaluate import judge, score, score_of
 from adaptive_spec.learning.heat import HEATS, choose_heats
 from adaptive_spec.learning.judge import Judgement, replay_observations, write_judgement
+from adaptive_spec.learning.memory import limit_memory, told
+from adaptive_spec.learning.pinned import pinned
+from adaptive_spec.learning.replay import divide
 from adaptive_spec.learning.vocabulary import choose_vocabulary
 from adaptive_spec.models.loading import load_pair
 from adaptive_spec.models.weights import DraftWeights
 from adaptive_spec.records.database import Database
-from adaptive_spec.records.runs import update_run
+from adaptive_spec.records.releases import same_draft
+from adaptive_spec.records.runs import learned_until, update_run
 from adaptive_spec.records.traces import TraceStore
 from adaptive_spec.releases.adapter import load_adapter_delta
 from adaptive_spec.releases.registry import live_release
@@ -38,7 +42,9 @@ from adaptive_spec.settings import Settings
 
 REPORT_NAME = "distil.json"
 ADAPTER_NAME = "adapter"
+PAUSE_NAME = "pause"  # while this file is there, the run waits between two steps
 _PROGRESS_SECONDS = 1.0
+_PAUSE_POLL_SECONDS = 0.1
 _SELECTION_SHARE = 0.15  # of the training traces: chooses the epoch, so that the gate's held-out traces stay unseen
 
 
@@ -55,9 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     database = Database(settings.records.url)
     try:
         update_run(database, given.run_id, state="running", pid=os.getpid())
+        limit_memory(settings.learning.memory_limit_bytes)
         train(database, settings, given.run_id, given.out)
     except Exception as error:
-        update_run(database, given.run_id, state="failed", error=f"{type(error).__name__}: {error}")
+        update_run(database, given.run_id, state="failed", error=told(error, settings.learning.memory_limit_bytes))
         raise
     finally:
         database.close()
@@ -70,7 +77,7 @@ def train(database: Database, settings: Settings, run_id: int, out: Path) -> Non
     Raises:
         AdaptiveSpecError: too few traces, a model or a live release that cannot be used, or a diverging run.
     """
-    tell = _Teller(database, run_id)
+    tell = _Teller(database, run_id, out / PAUSE_NAME)
     tell({"phase": "load"}, now=True)
     store = TraceStore(database, settings.records.folder, settings.records.held_out_share)
     traces = store.load(held_out=False)
@@ -83,16 +90,17 @@ def train(database: Database, settings: Settings, run_id: int, out: Path) -> Non
     draft, hashes = pair.draft, pair.hashes
     del pair  # the target's own layers are not needed
     parent = live_release(database, settings.releases.folder, hashes=hashes)
-    held_out = store.load(held_out=True)
+    out.mkdir(parents=True, exist_ok=True)
+    alike = same_draft(database, parent.version)
+    traces, held_out = pinned(out, parent.version, alike, traces, store.load(held_out=True))
     weights = DraftWeights(draft)
     weights.merge(load_adapter_delta(Path(parent.adapter), draft) if parent.adapter else {})
     before = score(draft, held_out, vocabulary=parent.vocabulary)
     weights.merge({})
     fitted, selection = split(traces)
-    model, report = distil(
-        draft, fitted, selection, settings.learning, tell, Path(parent.adapter) if parent.adapter else None
-    )
-    out.mkdir(parents=True, exist_ok=True)
+    parent_adapter = Path(parent.adapter) if parent.adapter else None
+    fresh, older = divide(fitted, learned_until(database, alike), settings.learning.replay_share)
+    model, report = distil(draft, fresh, selection, settings.learning, tell, parent_adapter, out, older)
     model.save_pretrained(str(out / ADAPTER_NAME), safe_serialization=True, save_embedding_layers=False)
     tell({"phase": "judge"}, now=True)
     vocabulary = choose_vocabulary(traces, settings.learning.vocabulary_tokens, draft.config.vocab_size)
@@ -105,7 +113,15 @@ def train(database: Database, settings: Settings, run_id: int, out: Path) -> Non
         "provenance": provenance(settings, traces, parent.version, dict(hashes)),
     }
     (out / REPORT_NAME).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
-    tell({"phase": "distilled", "held_out_agreement": report.agreement_after, "seconds_left": 0.0}, now=True)
+    training = {name: value for name, value in report.to_dict().items() if name != "history"}
+    update_run(database, run_id, report={"training": training})
+    after = {
+        "held_out_agreement": report.agreement_after,
+        "held_out_acceptance_length": report.acceptance_length_after,
+        "tokens_per_second": report.tokens_per_second,
+        "throughput_share": report.throughput_share,
+    }
+    tell({"phase": "distilled", **after, "seconds_left": 0.0}, now=True)
 
 
 def split(traces: Sequence[Trace]) -> tuple[list[Trace], list[Trace]]:
@@ -141,18 +157,33 @@ def provenance(settings: Settings, traces: Sequence[Trace], parent: int, hashes:
 
 
 class _Teller:
-    """Writes progress to the run's row, at most once a second, and ends a run whose service was killed."""
+    """Writes progress to the run's row, at most once a second, pauses, and ends a run whose service was killed."""
 
-    def __init__(self, database: Database, run_id: int) -> None:
-        self._database, self._run_id, self._last = database, run_id, 0.0
+    def __init__(self, database: Database, run_id: int, pause: Path) -> None:
+        self._database, self._run_id, self._last, self._pause = database, run_id, 0.0, pause
         self._parent = os.getppid()
 
-    def __call__(self, progress: dict[str, Any], now: bool = False) -> None:
+    def __call__(self, progress: dict[str, Any], now: bool = False) -> float:
+        """Tell, and return how many seconds the run was told to pause."""
+        self._end_if_alone()
+        if now or time.monotonic() - self._last >= _PROGRESS_SECONDS:
+            self._tell(progress)
+        if not self._pause.exists():
+            return 0.0
+        began = time.monotonic()
+        self._tell({**progress, "phase": "paused"})
+        while self._pause.exists():
+            time.sleep(_PAUSE_POLL_SECONDS)
+            self._end_if_alone()
+        return time.monotonic() - began
+
+    def _tell(self, progress: dict[str, Any]) -> None:
+        self._last = time.monotonic()
+        update_run(self._database, self._run_id, progress=progress)
+
+    def _end_if_alone(self) -> None:
         if os.getppid() != self._parent:
             raise RunError("The service that started this run is gone. Start it again, then retrain.")
-        if now or time.monotonic() - self._last >= _PROGRESS_SECONDS:
-            self._last = time.monotonic()
-            update_run(self._database, self._run_id, progress=progress)
 
 
 if __name__ == "__main__":

@@ -2,15 +2,16 @@
 
 import os
 import socket
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from adaptive_spec.errors import RunError
 from adaptive_spec.records.database import Database
-from adaptive_spec.records.tables import RunRow
+from adaptive_spec.records.tables import RunRow, TraceRow
 
 ACTIVE = ("queued", "running")
 FINISHED = ("passed", "refused", "failed", "cancelled")
@@ -43,6 +44,7 @@ def create_run(database: Database, trigger: str, settings: dict[str, Any]) -> in
         settings=settings,
         progress={},
         report={},
+        pid=os.getpid(),  # until the run has a process of its own
         host=socket.gethostname(),
         created_at=now,
         updated_at=now,
@@ -64,14 +66,16 @@ def update_run(
     report: dict[str, Any] | None = None,
     pid: int | None = None,
 ) -> None:
-    """Change what is given.  A cancelled run stays cancelled, whatever its process still reports.
+    """Change what is given; a report adds to what is there.
+
+    A cancelled run stays cancelled, whatever its process still reports.
 
     Raises:
         RunError: the run or the state is unknown.
     """
     if state is not None and state not in ACTIVE + FINISHED:
         raise RunError(f"Unknown run state {state!r}. Use one of {', '.join(ACTIVE + FINISHED)}.")
-    given = {"progress": progress, "error": error, "release": release, "report": report, "pid": pid}
+    given = {"progress": progress, "error": error, "release": release, "pid": pid}
     with database.session_scope() as session:
         row = session.get(RunRow, run_id, with_for_update=True)
         if row is None:
@@ -79,11 +83,31 @@ def update_run(
         for name, value in given.items():
             if value is not None:
                 setattr(row, name, value)
+        if report is not None:
+            row.report = {**row.report, **report}
         if pid is not None:
             row.host = socket.gethostname()
         if state is not None and row.state != "cancelled":
             _change_state(row, state)
         row.updated_at = datetime.now(UTC)
+
+
+def reopen_run(database: Database, run_id: int) -> None:
+    """Queue a run again that was interrupted, and count it: ``num_resumptions`` of the report.
+
+    Raises:
+        RunError: the run is unknown, active, or has passed the gate or failed at it.
+    """
+    with database.session_scope() as session:
+        row = session.get(RunRow, run_id, with_for_update=True)
+        if row is None:
+            raise _unknown(run_id)
+        if row.state not in ("failed", "cancelled"):
+            raise RunError(f"Run {run_id} is {row.state}; only one that was cut short goes on. Start a new run.")
+        row.report = {**row.report, "num_resumptions": row.report.get("num_resumptions", 0) + 1}
+        row.error, row.pid, row.host = None, os.getpid(), socket.gethostname()
+        row.updated_at = datetime.now(UTC)
+        _change_state(row, "queued")
 
 
 def get_run(database: Database, run_id: int) -> RunRecord:
@@ -105,6 +129,27 @@ def list_runs(database: Database, limit: int = 100) -> list[RunRecord]:
         return [_record(row) for row in session.scalars(select(RunRow).order_by(RunRow.id.desc()).limit(limit))]
 
 
+def learned_until(database: Database, releases: Collection[int]) -> datetime | None:
+    """Return when the last run began that made one of these releases: what came later, they have not learned."""
+    query = select(RunRow.created_at).where(RunRow.state == "passed", RunRow.release.in_(releases))
+    with database.session_scope(read_only=True) as session:
+        return session.scalar(query.order_by(RunRow.id.desc()).limit(1))
+
+
+def last_begun(database: Database, states: Collection[str] = ()) -> datetime | None:
+    """Return when the last run began; of these states, where any are named."""
+    query = select(RunRow.created_at).order_by(RunRow.id.desc()).limit(1)
+    with database.session_scope(read_only=True) as session:
+        return session.scalar(query.where(RunRow.state.in_(states)) if states else query)
+
+
+def count_traces(database: Database, since: datetime | None = None) -> int:
+    """Return how many traces there are to train on, or came since then."""
+    query = select(func.count()).select_from(TraceRow).where(TraceRow.held_out.is_(False))
+    with database.session_scope(read_only=True) as session:
+        return session.scalar(query if since is None else query.where(TraceRow.at >= since)) or 0
+
+
 def active_run(database: Database) -> RunRecord | None:
     """Return the oldest run that is queued or running."""
     query = select(RunRow).where(RunRow.state.in_(ACTIVE)).order_by(RunRow.id).limit(1)
@@ -123,7 +168,7 @@ def fail_orphans(database: Database) -> list[int]:
         active = session.scalars(select(RunRow).where(RunRow.state.in_(ACTIVE)).order_by(RunRow.id))
         orphans = [row for row in active if _is_gone(row)]
         for row in orphans:
-            row.error = "The run's process ended without a result. Start a new run."
+            row.error = "The run's process ended without a result. Start a new run, or go on with this one (--resume)."
             _change_state(row, "failed")
         return [row.id for row in orphans]
 

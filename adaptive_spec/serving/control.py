@@ -23,9 +23,11 @@ class _Body(BaseModel):
 
 
 class RetrainBody(_Body):
-    """Why the run is asked for."""
+    """Why the run is asked for; ``force``: also with too little data; ``resume``: go on with the interrupted one."""
 
     trigger: str = Field(default="person", min_length=1, max_length=64)
+    resume: bool = False
+    force: bool = False
 
 
 class CalibrateBody(_Body):
@@ -145,7 +147,8 @@ def _writes(service: Service) -> APIRouter:
 
     @router.post("/retrain", status_code=202)
     def retrain(response: Response, body: RetrainBody | None = None) -> dict[str, int]:
-        run_id = service.retrain((body or RetrainBody()).trigger)
+        asked = body or RetrainBody()
+        run_id = service.retrain(asked.trigger, resume=asked.resume, force=asked.force)
         response.headers["Location"] = f"/api/runs/{run_id}"
         return {"run_id": run_id}
 

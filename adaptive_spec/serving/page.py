@@ -9,6 +9,7 @@ from fastapi.responses import HTMLResponse
 
 from adaptive_spec.serving import views
 from adaptive_spec.serving.ports import Service
+from adaptive_spec.serving.progress import progress_line
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
@@ -34,7 +35,13 @@ DOMAIN_COLUMNS = (
     ("mean_acceptance_length", "Tokens per step"),
     ("tokens_per_second", "Tokens per second"),
 )
-RUN_COLUMNS = (("id", "Run"), ("trigger", "Trigger"), ("state", "State"), ("created_at", "Asked for at"))
+RUN_COLUMNS = (
+    ("id", "Run"),
+    ("trigger", "Trigger"),
+    ("state", "State"),
+    ("created_at", "Asked for at"),
+    ("progress", "Progress"),
+)
 RELEASE_COLUMNS = (("version", "Release"), ("state", "State"), ("parent", "Parent"), ("created_at", "Written at"))
 
 
@@ -63,10 +70,14 @@ def render(service: Service) -> str:
             f"<style>{STYLE}</style></head><body><main><h1>adaptive-spec</h1><p class=facts>{facts}</p>",
             _section("Domains", DOMAIN_COLUMNS, views.stats(database)["domains"]),
             _section("Releases", RELEASE_COLUMNS, views.releases(database)["releases"]),
-            _section("Runs", RUN_COLUMNS, views.runs(database)["runs"]),
+            _section("Runs", RUN_COLUMNS, _with_lines(views.runs(database)["runs"])),
             "</main></body></html>",
         )
     )
+
+
+def _with_lines(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**run, "progress": progress_line(run["progress"])} for run in runs]
 
 
 def _section(title: str, columns: Sequence[tuple[str, str]], rows: Sequence[dict[str, Any]]) -> str:

@@ -131,8 +131,8 @@ class Service(Protocol):
     def drain(self) -> None:
         """Take no more requests; returns at once."""
 
-    def retrain(self, trigger: str) -> int:
-        """Start a run and return its id; raises RunError while one is active."""
+    def retrain(self, trigger: str, *, resume: bool = False, force: bool = False) -> int:
+        """Start a run, or go on with the interrupted one, and return its id; raises RunError when none can begin."""
 
     def calibrate(self, domain: str | None = None) -> list[dict[str, Any]]:
         """Refit temperatures and thresholds now."""

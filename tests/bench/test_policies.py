@@ -69,7 +69,9 @@ def earlier() -> dict[str, Observations]:
 def test_all_sides_on_real_models(pair: ModelPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = Plan(("code", "math"), (), 1, 24, 1, (1,), growth=False)
     told: list[str] = []
-    found = measure_policies(pair, SETTINGS, made, RELEASE, list(earlier().values()), lambda title, text: told.append(title))
+    found = measure_policies(
+        pair, SETTINGS, made, RELEASE, list(earlier().values()), lambda title, text: told.append(title)
+    )
     assert not found.skipped and found.num_observations > 300
     records = policy_records(found, describe(SETTINGS, "3", found.cost))
     assert all_identical(records)

@@ -1,5 +1,6 @@
 """Distillation learns, stops, continues and touches only the adapter."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,11 @@ def test_held_out_agreement_rises_and_only_the_adapter_changes() -> None:
         ids = torch.tensor([[1, 4, 7]])
         assert torch.equal(model(ids).logits, tiny_draft()(ids).logits)
     assert len(seen) == report.steps
-    keys = {"phase", "step", "steps", "loss", "held_out_agreement", "tokens_per_second", "seconds_left"}
-    assert seen[0].keys() == keys
+    held_out_keys = {"held_out_agreement", "held_out_acceptance_length"}
+    assert seen[0].keys() == {"phase", "step", "steps", "loss", *held_out_keys, "tokens_per_second", "seconds_left"}
+    assert report.acceptance_length_after > report.acceptance_length_before >= 1
+    assert 0 < report.throughput_share < 2
+    assert {row["epoch"]: row["peak_memory_bytes"] > 1 << 24 for row in report.history} == dict.fromkeys(range(9), True)
     adapted = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert adapted and not any("embed" in name or "lm_head" in name for name in adapted)
 
@@ -87,6 +91,22 @@ def test_it_stops_early_and_keeps_the_start_when_nothing_helps() -> None:
     _, report = distil(tiny_draft(), toy_traces(6, seed=1), toy_traces(3, seed=2), settings, ignore)
     assert (report.stopped, report.best_epoch) == ("early", 0)
     assert report.agreement_after == report.agreement_before
+
+
+def test_pauses_do_not_count_as_work() -> None:
+    paused: list[float] = []
+
+    def pause(told: dict[str, Any]) -> float:
+        began = time.monotonic()
+        time.sleep(0.1)
+        paused.append(time.monotonic() - began)
+        return paused[-1]
+
+    settings = FAST.model_copy(update={"max_epochs": 2, "batch_tokens": 128})
+    began = time.monotonic()
+    _, report = distil(tiny_draft(), toy_traces(20, seed=1), toy_traces(3, seed=2), settings, pause)
+    assert len(paused) == report.steps > 2
+    assert 0 < report.seconds <= time.monotonic() - began - sum(paused)
 
 
 def test_no_traces_and_a_foreign_parent_are_errors(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -91,6 +92,18 @@ def test_a_run_whose_service_was_killed_ends(
     with pytest.raises(RunError, match="is gone"):
         start(database, settings, tmp_path)
     assert get_run(database, 1).state == "failed"
+
+
+def test_a_paused_run_waits_and_its_clock_with_it(database: Database, tmp_path: Path) -> None:
+    run_id, flag = create_run(database, "test", {}), tmp_path / run.PAUSE_NAME
+    tell = run._Teller(database, run_id, flag)
+    assert tell({"phase": "distil", "step": 3}) == 0.0
+    flag.touch()
+    timer = threading.Timer(0.5, flag.unlink)
+    timer.start()
+    assert tell({"phase": "distil", "step": 4}) >= 0.4
+    timer.join()
+    assert get_run(database, run_id).progress == {"phase": "paused", "step": 4}
 
 
 def test_split_keeps_prompts_together() -> None:

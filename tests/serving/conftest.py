@@ -140,7 +140,9 @@ class Service:
     def drain(self) -> None:
         self.ready = False
 
-    def retrain(self, trigger: str) -> int:
+    def retrain(self, trigger: str, *, resume: bool = False, force: bool = False) -> int:
+        if resume:
+            raise RunError("No run was interrupted lately.")
         if run_records.active_run(self.database) is not None:
             raise RunError("A run is active. Wait for its end.")
         return run_records.create_run(self.database, trigger, {})

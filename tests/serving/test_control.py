@@ -96,6 +96,7 @@ def test_retrain_starts_one_run_at_a_time(client: TestClient) -> None:
     assert (run["id"], run["trigger"], run["state"]) == (run_id, "person", "queued")
     assert [run["id"] for run in client.get("/api/runs").json()["runs"]] == [run_id]
     assert client.post("/api/retrain", json={"trigger": "again"}).status_code == 409
+    assert "interrupted" in client.post("/api/retrain", json={"resume": True}).json()["error"]["message"]
 
 
 def test_unknown_run_and_route(client: TestClient) -> None:
