@@ -387,7 +387,7 @@ def test_a_run_that_ended_with_its_service_goes_on_with_the_next(settings: Setti
     again.start()
     assert get_run(again.database, run_id).error in (None, "The service stopped. " + ADVICE)
     pid_of_child(again, run_id)
-    assert get_run(again.database, run_id).report == {"num_resumptions": 1}
+    assert get_run(again.database, run_id).report["num_resumptions"] == 1
     again.stop()
     third = Service(settings)  # once is enough: what failed twice may fail always
     third.start()

@@ -173,7 +173,7 @@ class Proposer:
     def _plan(self, slots: list[Slot]) -> _Plan:
         cost = self.cost.at(len(slots), max(slot.target_length for slot in slots)) if self.cost else None
         everyone = self._random.random() < self._explore_share(cost)
-        nobody = not everyone and self._random.random() < self.settings.explore_share  # a plain step, for its cost
+        nobody = not everyone and cost is not None and self._random.random() < self.settings.explore_share
         rooms = [self._room(slot, nobody) for slot in slots]
         matches = [self._match(slot, room) for slot, room in zip(slots, rooms, strict=True)]
         if not everyone:
@@ -191,7 +191,7 @@ class Proposer:
         return plan
 
     def _room(self, slot: Slot, nobody: bool) -> int:
-        """The most tokens that a row may be proposed; none in a step of which nobody is, unless its length is fixed."""
+        """The most tokens that a row may be proposed; none where nobody is, to see what a plain step costs."""
         fixed = slot.request.params.chain_length
         if nobody and fixed is None:
             return 0
