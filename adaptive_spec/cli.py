@@ -789,11 +789,12 @@ def ablate(
     out: Annotated[Path, typer.Argument(help="File of JSON lines, a training each; what it holds is not repeated.")],
     vary: Annotated[
         list[str] | None,
-        typer.Option(help="setting=value,value of [learning], or top_k of the traces; may be repeated."),
+        typer.Option(help="setting=value,value of [learning], top_k=8,full or domain=code; may be repeated."),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Trainings of each variation.")] = 3,
     chain_length: Annotated[int, typer.Option(min=1, help="Of the chains that acceptance is judged at.")] = 4,
-    traces_per_domain: Annotated[int | None, typer.Option(min=2, help="Only so many, the newest.")] = None,
+    traces_per_domain: Annotated[int | None, typer.Option(min=2, help="To train on: so many, the newest.")] = None,
+    held_out_per_domain: Annotated[int | None, typer.Option(min=2, help="To judge on: so many, the newest.")] = None,
     json_: Json = False,
 ) -> None:
     """What each choice of a training run is worth, on recorded traces."""
@@ -816,6 +817,7 @@ def ablate(
             out,
             chain_length=chain_length,
             traces_per_domain=traces_per_domain,
+            held_out_per_domain=held_out_per_domain,
             tell=tell,
         )
 
@@ -825,6 +827,43 @@ def ablate(
         _print_json(summarise(found))
     else:
         print_report(found)
+
+
+@app.command("bench-shift")
+def bench_shift(
+    out: Annotated[Path, typer.Argument(help="Folder for databases, releases and records; new or empty.")],
+    first: Annotated[list[str], typer.Option("--first", help="Domain served before the shift; may be repeated.")],
+    then: Annotated[str, typer.Option(help="Domain served after it.")],
+    every: Annotated[int, typer.Option(min=1, help="Logged requests between two runs.")] = 100,
+    replay: Annotated[
+        list[str] | None, typer.Option(help="A side: share of older tokens, or all of them alike; may be repeated.")
+    ] = None,
+    before: Annotated[int | None, typer.Option(min=2, help="To log of each first domain, at most.")] = None,
+    after: Annotated[int | None, typer.Option(min=2, help="To log of the new domain, at most.")] = None,
+    held_out: Annotated[int | None, typer.Option(min=2, help="To judge of each domain, at most.")] = None,
+    oracle_epochs: Annotated[int, typer.Option(min=1, help="Of the oracle, at most.")] = 8,
+    traces: Traces = None,
+    chain_length: Annotated[int, typer.Option(min=1, max=64, help="Tokens of each chain when judged.")] = 4,
+    seed: Annotated[int, typer.Option(help="Of the order of requests and of intervals.")] = 0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="File for the list of records.")] = None,
+    chart: Annotated[Path | None, typer.Option(help="PNG or SVG file for the chart.")] = None,
+) -> None:
+    """Shift recorded traffic from some domains to another: how soon the draft follows, what it forgets."""
+    _require_folders(json_file, out)
+    _check_chart(chart)
+    from adaptive_spec.bench.progress import Teller
+    from adaptive_spec.bench.shift import ALL, Shift, run_shift
+    from adaptive_spec.bench.shift_chart import draw_shift
+    from adaptive_spec.bench.shift_report import print_report
+
+    tell, sides = Teller(sys.stderr), tuple(replay or (ALL, "0"))
+    shift = Shift(tuple(first), then, before, after, held_out, every, oracle_epochs, sides, chain_length, seed)
+    records = run_shift(_settings_at(traces, {}), out, shift, tell)
+    tell.done("shift", "")
+    _write_records(records, json_file)
+    if chart is not None:
+        draw_shift(records, chart)
+    print_report(records)
 
 
 @config_app.command("show")

@@ -22,23 +22,29 @@ from adaptive_spec.errors import NotEnoughDataError, SettingsError
 from adaptive_spec.learning.distil import distil
 from adaptive_spec.learning.evaluate import TraceScore, score
 from adaptive_spec.learning.run import split
+from adaptive_spec.learning.teacher import Teacher
 from adaptive_spec.models.loading import load_pair
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.traces import TraceStore
 from adaptive_spec.settings import LearningSettings, Settings
 
 BASE = "base"
-TOP_K = "top_k"  # not a setting of the run: how many of the recorded target's tokens it may see
+TOP_K, DOMAIN = "top_k", "domain"  # no settings of a run: of how many tokens it sees log-probs, on whose traces alone
+FULL = "full"  # all tokens
 Tell = Callable[[str, str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Variation:
-    """One change from the settings in force; ``BASE`` is none."""
+    """One change from the settings in force; ``BASE`` is none.
+
+    top_k: tokens of the target's distribution, or ``FULL``; None: as recorded.  domain: the only one trained on.
+    """
 
     name: str
     learning: LearningSettings
-    top_k: int | None = None
+    top_k: int | str | None = None
+    domain: str | None = None
 
 
 def variations(base: LearningSettings, vary: Sequence[str]) -> list[Variation]:
@@ -56,10 +62,12 @@ def variations(base: LearningSettings, vary: Sequence[str]) -> list[Variation]:
 
 
 def _variation(base: LearningSettings, name: str, value: str) -> Variation:
-    if name == TOP_K and value.isdecimal() and int(value) > 0:
-        return Variation(f"{TOP_K}={value}", base, int(value))
+    if name == TOP_K and (value == FULL or (value.isdecimal() and int(value) > 0)):
+        return Variation(f"{TOP_K}={value}", base, top_k=FULL if value == FULL else int(value))
+    if name == DOMAIN:
+        return Variation(f"{DOMAIN}={value}", base, domain=value)
     if name not in LearningSettings.model_fields:
-        known = ", ".join(sorted({*LearningSettings.model_fields, TOP_K}))
+        known = ", ".join(sorted({*LearningSettings.model_fields, TOP_K, DOMAIN}))
         raise SettingsError(f"{name!r} cannot be varied; choose of: {known}, as in loss=kl,tv.")
     try:
         return Variation(f"{name}={value}", LearningSettings.model_validate({**base.model_dump(), name: value}))
@@ -76,27 +84,28 @@ def ablate(
     *,
     chain_length: int = 4,
     traces_per_domain: int | None = None,
+    held_out_per_domain: int | None = None,
     tell: Tell = lambda title, text: None,
 ) -> list[dict[str, Any]]:
     """Train on a database's traces what ``out`` does not hold yet; see ``train_all``.
 
     Args:
-        traces_per_domain: only so many of each domain, the newest; None: all.
+        traces_per_domain, held_out_per_domain: train and judge on so many of each domain, the newest; None: all.
 
     Raises:
         NotEnoughDataError: no traces to train on, to stop by, or held out.
     """
     store = TraceStore(database, settings.records.folder, settings.records.held_out_share)
     traces = store.load(held_out=False, limit_per_domain=traces_per_domain)
-    held_out = store.load(held_out=True, limit_per_domain=traces_per_domain)
+    held_out = store.load(held_out=True, limit_per_domain=held_out_per_domain)
     needed = settings.learning.min_traces
     if len(traces) < needed or not held_out:
         raise NotEnoughDataError(
             f"{len(traces)} traces and {len(held_out)} held-out ones are on record, {needed} and 1 needed. Serve more "
             "requests."
         )
-    draft = load_pair(settings.model).draft
-    return train_all(draft, traces, held_out, chosen, seeds, out, chain_length, tell)
+    pair = load_pair(settings.model)
+    return train_all(pair.draft, traces, held_out, chosen, seeds, out, chain_length, tell, pair.target)
 
 
 def train_all(
@@ -108,8 +117,13 @@ def train_all(
     out: Path,
     chain_length: int = 4,
     tell: Tell = lambda title, text: None,
+    target: PreTrainedModel | None = None,
 ) -> list[dict[str, Any]]:
-    """Train what ``out`` does not hold yet, all variations once before any twice, and return the records in order."""
+    """Train what ``out`` does not hold yet, all variations once before any twice, and return the records in order.
+
+    target: for variations of ``top_k`` that want more than was recorded.
+    """
+    _check(traces, chosen, target)
     before = score(draft, held_out, chain_length)
     kept = _read(out)
     out.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")  # without a line cut short
@@ -118,7 +132,7 @@ def train_all(
     for number, (one, seed) in enumerate(wanted, start=1):
         if (one.name, seed) not in done:
             told = partial(_told, tell, f"{number} of {len(wanted)}: {one.name}, seed {seed}")
-            row = _trained(draft, traces, held_out, one, seed, chain_length, before, told)
+            row = _trained(draft, traces, held_out, one, seed, chain_length, before, told, target)
             with out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
             done[one.name, seed] = row
@@ -134,11 +148,13 @@ def _trained(
     chain_length: int,
     before: Sequence[TraceScore],
     told: Callable[[dict[str, Any]], None],
+    target: PreTrainedModel | None,
 ) -> dict[str, Any]:
-    fitted, selection = split(traces)
-    seen = [cut(trace, one.top_k) for trace in fitted]
+    fitted, selection = split([trace for trace in traces if one.domain in (None, trace.domain)])
+    teacher = _teacher(one, fitted, target)
+    seen = fitted if teacher or one.top_k is None else [cut(trace, int(one.top_k)) for trace in fitted]
     learning = one.learning.model_copy(update={"seed": seed})
-    model, report = distil(copy.deepcopy(draft), seen, selection, learning, told)
+    model, report = distil(copy.deepcopy(draft), seen, selection, learning, told, teacher=teacher)
     return {
         "variation": one.name,
         "seed": seed,
@@ -153,13 +169,32 @@ def _trained(
     }
 
 
+def _teacher(one: Variation, traces: Sequence[Trace], target: PreTrainedModel | None) -> Teacher | None:
+    """The target, where a variation wants to see more of it than the traces hold."""
+    if target is None or one.top_k is None:
+        return None
+    if one.top_k == FULL:
+        return Teacher(target)
+    recorded = min(trace.top_ids.shape[1] for trace in traces)
+    return Teacher(target, int(one.top_k)) if int(one.top_k) > recorded else None
+
+
+def _check(traces: Sequence[Trace], chosen: Sequence[Variation], target: PreTrainedModel | None) -> None:
+    known = sorted({trace.domain for trace in traces})
+    for one in chosen:
+        if one.top_k == FULL and target is None:
+            raise ValueError(f"{one.name} needs the target")
+        if one.domain is not None and one.domain not in known:
+            raise NotEnoughDataError(f"No traces of domain {one.domain!r}; there are some of: {', '.join(known)}.")
+
+
 def _told(tell: Tell, title: str, progress: dict[str, Any]) -> None:
     tell(title, f"step {progress.get('step', 0)} of {progress.get('steps', 0)}")
 
 
-def cut(trace: Trace, top_k: int | None) -> Trace:
+def cut(trace: Trace, top_k: int) -> Trace:
     """The trace as it would be had only ``top_k`` of the target's tokens been kept; the rest is tail."""
-    if top_k is None or top_k >= trace.top_ids.shape[1]:
+    if top_k >= trace.top_ids.shape[1]:
         return trace
     order = np.argsort(-np.asarray(trace.top_log_probs, np.float32), axis=-1, kind="stable")
     ids, log_probs = (np.take_along_axis(np.asarray(of), order, -1) for of in (trace.top_ids, trace.top_log_probs))

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from adaptive_spec.core import Trace
 from adaptive_spec.learning.losses import with_tail
+from adaptive_spec.learning.teacher import Teacher
 
 HEAD_ROWS = 256  # rows of [rows, vocab] logits that exist at once
 
@@ -56,8 +57,8 @@ def completion_length(trace: Trace) -> int:
     return len(trace.tokens) - max(trace.prompt_tokens, 1)
 
 
-def make_batch(traces: Sequence[Trace], device: torch.device) -> Batch:
-    """Pad ``traces`` to one batch on ``device``."""
+def make_batch(traces: Sequence[Trace], device: torch.device, teacher: Teacher | None = None) -> Batch:
+    """Pad ``traces`` to one batch on ``device``; a teacher's distributions replace those that were recorded."""
     width = max(len(trace.tokens) for trace in traces)
     input_ids = torch.zeros(len(traces), width, dtype=torch.long)
     attention_mask, judged = torch.zeros_like(input_ids), torch.zeros_like(input_ids, dtype=torch.bool)
@@ -66,13 +67,17 @@ def make_batch(traces: Sequence[Trace], device: torch.device) -> Batch:
         input_ids[row, :length] = torch.tensor(trace.tokens)
         attention_mask[row, :length] = 1
         judged[row, length - completion_length(trace) - 1 : length - 1] = True
-    top_k = min(trace.top_ids.shape[1] for trace in traces)
-    targets = [_target(trace, top_k) for trace in traces]
-    top_ids, log_probs = torch.cat([ids for ids, _ in targets]), torch.cat([values for _, values in targets])
+    input_ids, attention_mask, judged = input_ids.to(device), attention_mask.to(device), judged.to(device)
+    if teacher is not None:
+        top_ids, log_probs = teacher.targets(input_ids, attention_mask, judged)
+    else:
+        top_k = min(trace.top_ids.shape[1] for trace in traces)
+        targets = [_target(trace, top_k) for trace in traces]
+        top_ids, log_probs = torch.cat([ids for ids, _ in targets]), torch.cat([values for _, values in targets])
     return Batch(
-        input_ids.to(device),
-        attention_mask.to(device),
-        judged.to(device),
+        input_ids,
+        attention_mask,
+        judged,
         top_ids.to(device),
         log_probs.to(device),
         log_probs[:, :-1].argmax(-1).to(device),

@@ -39,6 +39,7 @@ from adaptive_spec.learning.evaluate import means_over_tokens
 from adaptive_spec.learning.losses import bucketed_log_probs, distillation_loss, overlap
 from adaptive_spec.learning.memory import peak_memory_bytes
 from adaptive_spec.learning.replay import replayed
+from adaptive_spec.learning.teacher import Teacher
 from adaptive_spec.learning.throughput import bare_tokens_per_second
 from adaptive_spec.releases.adapter import load_adapter_delta
 from adaptive_spec.settings import LearningSettings
@@ -88,6 +89,7 @@ def distil(
     parent_adapter: Path | None = None,
     folder: Path | None = None,
     older: Sequence[Trace] = (),
+    teacher: Teacher | None = None,
 ) -> tuple[PeftModel, DistilReport]:
     """Train an adapter on ``traces`` and return it at its best epoch on ``held_out``.
 
@@ -102,13 +104,14 @@ def distil(
         folder: where checkpoints are left, and where the one that is there is gone on from, with the same traces and
             settings; None: no checkpoints.
         older: traces of which each epoch replays some beside ``traces``: ``learning.replay_share`` of its tokens.
+        teacher: computes the target's distributions anew; None: those of the traces.
 
     Raises:
         NotEnoughDataError: no trace to train on or none to evaluate on.
         ReleaseError: the parent adapter does not fit.
         RunError: the loss is no longer finite.
     """
-    run = _Run(draft, traces, held_out, settings, progress, parent_adapter, folder, older)
+    run = _Run(draft, traces, held_out, settings, progress, parent_adapter, folder, older, teacher)
     stopped = run.train()
     return run.model, run.report(stopped)
 
@@ -126,7 +129,9 @@ class _Run:
         parent_adapter: Path | None,
         folder: Path | None,
         older: Sequence[Trace],
+        teacher: Teacher | None,
     ) -> None:
+        self.teacher = teacher
         self.older = [trace for trace in older if completion_length(trace) > 0]
         self.traces = [trace for trace in traces if completion_length(trace) > 0]
         self.held_out = [trace for trace in held_out if completion_length(trace) > 0]
@@ -213,7 +218,8 @@ class _Run:
         num_tokens = sum(completion_length(trace) for traces in batches for trace in traces)
         loss = 0.0
         for traces in batches:
-            loss += _backward(self.draft, make_batch(traces, self.draft.device), self.settings, num_tokens)
+            batch = make_batch(traces, self.draft.device, self.teacher)
+            loss += _backward(self.draft, batch, self.settings, num_tokens)
         if not math.isfinite(loss):
             raise RunError("The loss is no longer finite. Lower learning.learning_rate and retrain.")
         nn.utils.clip_grad_norm_(self.trained, 1.0)

@@ -1,0 +1,253 @@
+"""``adaptive-spec bench-shift``: traffic of some domains, then of another: how soon a draft follows, what it forgets.
+
+Exact verification keeps the target's output, so what a request leaves on record does not hang on the draft that served
+it.  Recorded traces are therefore logged once more, in this order, into a database of its own, and the pipeline makes
+releases of them as it does for a service: in its own process, from its own data, past the gate.  Each release is
+judged on the held-out requests of all domains.  The bar is an oracle, trained offline on all of the new domain at once.
+"""
+
+import copy
+import json
+import random
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from adaptive_spec.bench.ours import measured_cost
+from adaptive_spec.core import Release, Trace
+from adaptive_spec.errors import GateRefused, NotEnoughDataError, SettingsError
+from adaptive_spec.learning.acceptance import drawn, ratio, sums_of
+from adaptive_spec.learning.batches import completion_length
+from adaptive_spec.learning.counterfactual import judged_under
+from adaptive_spec.learning.distil import distil
+from adaptive_spec.learning.evaluate import JudgedTrace, judge
+from adaptive_spec.learning.run import split
+from adaptive_spec.learning.triggers import VOLUME
+from adaptive_spec.models.loading import ModelPair, load_pair
+from adaptive_spec.models.weights import DraftWeights
+from adaptive_spec.pipeline import Pipeline
+from adaptive_spec.records.database import Database
+from adaptive_spec.records.traces import TraceStore
+from adaptive_spec.releases.registry import live_release
+from adaptive_spec.settings import Settings
+
+BEFORE, AFTER, ORACLE = "before", "after", "oracle"
+ALL = "all"  # of what is stored, old and new alike: ``learning.replay_share`` is not set
+RECORDS_NAME = "shift.jsonl"
+Tell = Callable[[str, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """What is served.
+
+    first: the domains before the shift.  then: the one after it.  before, after: requests logged of each first domain
+    and of the new one, at most, held-out ones included; None: all.  held_out: requests judged of each domain, at most.
+    every: requests between two runs.  oracle_epochs: of the oracle's training, which ends early where runs do.
+    replays: a side for each, ``ALL`` or a share.  chain_length: of the chains at which drafts are judged.
+    """
+
+    first: tuple[str, ...]
+    then: str
+    before: int | None = None
+    after: int | None = None
+    held_out: int | None = None
+    every: int = 100
+    oracle_epochs: int = 8
+    replays: tuple[str, ...] = (ALL, "0")
+    chain_length: int = 4
+    seed: int = 0
+
+
+def run_shift(
+    settings: Settings,
+    out: Path,
+    shift: Shift,
+    tell: Tell = lambda title, text: None,
+) -> list[dict[str, Any]]:
+    """Log, learn and judge; return the records, which also lie in ``out``.
+
+    A record says what one draft reaches on one domain: side (a replay, or ``ORACLE``), phase (``BEFORE`` the shift,
+    ``AFTER`` it), logged (requests of the new domain), release, verdict (of the gate), domain, num_requests,
+    acceptance_length with its interval, seconds (of training).
+
+    Args:
+        out: a folder that is not there yet, or is empty.
+
+    Raises:
+        SettingsError: the folder holds something, or the shift is none.
+        NotEnoughDataError: a domain has too few traces.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise SettingsError(f"{out} holds something already. Name a new folder.")
+    if shift.then in shift.first or not shift.first:
+        raise SettingsError("Name domains to serve first, and another one to serve then.")
+    torch.set_num_threads(settings.model.threads or torch.get_num_threads())
+    logged, held_out = _recorded(settings, shift)
+    tell("shift", "loading the models, measuring what a step costs")
+    pair = load_pair(settings.model)
+    out.mkdir(parents=True, exist_ok=True)
+    bench = _Bench(settings, pair, out, shift, held_out, tell)
+    bench.judge(Release(), side=ALL, phase=BEFORE, logged=0)
+    bench.first([trace for domain in shift.first for trace in logged[domain]])
+    for side in shift.replays:
+        bench.side(side, logged[shift.then])
+    bench.oracle(logged[shift.then])
+    return bench.records
+
+
+def _recorded(settings: Settings, shift: Shift) -> tuple[dict[str, list[Trace]], list[Trace]]:
+    """What is there to log, by domain and in an order of chance, and what is there to judge."""
+    database = Database(settings.records.url)
+    try:
+        database.check()
+        store = TraceStore(database, settings.records.folder, settings.records.held_out_share)
+        domains = [*shift.first, shift.then]
+        everything = store.load(domains=domains)
+        held_out = store.load(held_out=True, domains=domains, limit_per_domain=shift.held_out)
+    finally:
+        database.close()
+    chance = random.Random(shift.seed)
+    logged = {}
+    for domain in domains:
+        its = [trace for trace in everything if trace.domain == domain and completion_length(trace) > 0]
+        logged[domain] = chance.sample(its, len(its))[: shift.after if domain == shift.then else shift.before]
+        if len(its) < settings.learning.min_traces or not any(trace.domain == domain for trace in held_out):
+            raise NotEnoughDataError(
+                f"{len(its)} traces of domain {domain!r} are on record; {settings.learning.min_traces}, and one held "
+                "out, are needed. Serve more requests, or `adaptive-spec traces import` some."
+            )
+    return logged, [trace for trace in held_out if completion_length(trace) > 0]
+
+
+class _Bench:
+    """The models, and the records as they grow."""
+
+    def __init__(
+        self, settings: Settings, pair: ModelPair, out: Path, shift: Shift, held_out: Sequence[Trace], tell: Tell
+    ) -> None:
+        self.settings, self.pair, self.out, self.shift, self.tell = settings, pair, out, shift, tell
+        self.held_out = held_out
+        self.weights = DraftWeights(pair.draft)
+        self.cost = measured_cost(pair, settings, 1, None)
+        self.records: list[dict[str, Any]] = []
+
+    def first(self, traces: Sequence[Trace]) -> None:
+        """Serve the first domains and learn them; every side goes on from there."""
+        service = _Service(self, self.out / BEFORE, self.settings)
+        service.log(traces)
+        release, verdict, seconds = service.learn()
+        service.close()
+        self.judge(release, side=ALL, phase=BEFORE, logged=0, verdict=verdict, seconds=seconds)
+
+    def side(self, side: str, traces: Sequence[Trace]) -> None:
+        """Serve the new domain alone, learning whenever ``every`` more requests are on record."""
+        folder = self.out / f"replay-{side}"
+        shutil.copytree(self.out / BEFORE, folder)
+        share = None if side == ALL else float(side)
+        learning = self.settings.learning.model_copy(update={"replay_share": share})
+        service = _Service(self, folder, self.settings.model_copy(update={"learning": learning}))
+        for start in range(0, len(traces), self.shift.every):
+            some = traces[start : start + self.shift.every]
+            service.log(some)
+            release, verdict, seconds = service.learn()
+            self.judge(release, side, AFTER, start + len(some), verdict, seconds)
+        service.close()
+
+    def oracle(self, traces: Sequence[Trace]) -> None:
+        """Train offline on all of the new domain but what is held out, from the untouched draft."""
+        unseen = {trace.request_id for trace in self.held_out}
+        fitted, selection = split([trace for trace in traces if trace.request_id not in unseen])
+        learning = self.settings.learning.model_copy(update={"max_epochs": self.shift.oracle_epochs})
+        model, report = distil(copy.deepcopy(self.pair.draft), fitted, selection, learning, self._told(ORACLE))
+        judged = judge(model, self.held_out, heats=(1.0,))
+        self._record(judged, ORACLE, AFTER, len(traces), None, "", report.seconds)
+
+    def judge(
+        self, release: Release, side: str, phase: str, logged: int, verdict: str = "", seconds: float = 0.0
+    ) -> None:
+        self.tell("shift", f"judging release {release.version} on {len(self.held_out)} held-out requests")
+        judged = judged_under(self.weights, release, self.held_out)
+        self._record(judged, side, phase, logged, release.version, verdict, seconds)
+
+    def _record(
+        self,
+        judged: Sequence[JudgedTrace],
+        side: str,
+        phase: str,
+        logged: int,
+        version: int | None,
+        verdict: str,
+        seconds: float,
+    ) -> None:
+        sums = sums_of(judged, self.shift.chain_length)
+        for domain in [*self.shift.first, self.shift.then]:
+            its = sums.only(domain)
+            draws = drawn(len(its.num_tokens), self.shift.seed)
+            found = ratio(*its.of("acceptance_length"), draws)
+            row = {
+                "side": side,
+                "phase": phase,
+                "logged": logged,
+                "release": version,
+                "verdict": verdict,
+                "domain": domain,
+                "is_new": domain == self.shift.then,
+                "num_requests": len(its.num_tokens),
+                "acceptance_length": found.value,
+                "acceptance_length_low": found.low,
+                "acceptance_length_high": found.high,
+                "seconds": seconds,
+            }
+            self.records.append(row)
+            with (self.out / RECORDS_NAME).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+
+    def _told(self, title: str) -> Callable[[dict[str, Any]], None]:
+        def tell(progress: dict[str, Any]) -> None:
+            self.tell("shift", f"{title}: step {progress.get('step', 0)} of {progress.get('steps', 0)}")
+
+        return tell
+
+
+class _Service:
+    """What a service is to learning: a database, traces, releases and the pipeline."""
+
+    def __init__(self, bench: _Bench, folder: Path, settings: Settings) -> None:
+        folder.mkdir(exist_ok=True)
+        records = settings.records.model_copy(
+            update={"url": f"sqlite:///{(folder / 'service.db').resolve()}", "folder": folder / "traces"}
+        )
+        releases = settings.releases.model_copy(update={"folder": folder / "releases"})
+        self.settings = settings.model_copy(update={"records": records, "releases": releases})
+        self.database = Database(records.url)
+        self.database.upgrade()
+        self.store = TraceStore(self.database, records.folder, records.held_out_share)
+        self.pipeline = Pipeline(self.database, self.settings, bench.cost, bench.pair.hashes)
+        self.tell = bench.tell
+
+    def log(self, traces: Sequence[Trace]) -> None:
+        """Record what requests have left, as of now."""
+        now = datetime.now(UTC)
+        self.store.add([replace(trace, at=now) for trace in traces])
+
+    def learn(self) -> tuple[Release, str, float]:
+        """Make a run; return the release that then is live, the gate's verdict and the seconds of training."""
+        run_id = self.pipeline.open_run(VOLUME)
+        self.tell("shift", f"run {run_id} of {self.database.url}")
+        began = datetime.now(UTC)
+        try:
+            self.pipeline.retrain(run_id)
+            verdict = "passed"
+        except GateRefused:
+            verdict = "refused"
+        seconds = (datetime.now(UTC) - began).total_seconds()
+        return live_release(self.database, self.settings.releases.folder), verdict, seconds
+
+    def close(self) -> None:
+        self.database.close()
