@@ -827,6 +827,31 @@ def ablate(
         print_report(found)
 
 
+@app.command("bench-training")
+def bench_training(
+    traces: Traces = None,
+    steps: Annotated[int, typer.Option(min=4, help="Training steps, each beside a bare pass.")] = 200,
+    batch_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a batch; without it, the settings'.")
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="File for the list of records.")] = None,
+    chart: Annotated[Path | None, typer.Option(help="PNG or SVG file for the chart.")] = None,
+) -> None:
+    """Measure what a training step costs beside the model's own forward and backward, and its memory."""
+    _require_folders(json_file)
+    _check_chart(chart)
+    settings = _settings_at(traces, {"learning": {"batch_tokens": batch_tokens}})
+    from adaptive_spec.bench.training import bench_training as measure
+    from adaptive_spec.bench.training_chart import draw_training
+    from adaptive_spec.bench.training_report import build_records, print_report
+
+    records = build_records(measure(settings, steps), settings)
+    _write_records(records, json_file)
+    if chart is not None:
+        draw_training(records, chart)
+    print_report(records)
+
+
 @config_app.command("show")
 def config_show(json_: Json = False) -> None:
     """Print the settings in force, without secrets."""

@@ -23,6 +23,7 @@ from adaptive_spec.errors import GateRefused, RunError, RunInterrupted
 from adaptive_spec.learning.checkpoint import CHECKPOINT_NAME
 from adaptive_spec.learning.heat import COLD_START, HeatFit
 from adaptive_spec.learning.judge import read_judgement
+from adaptive_spec.learning.memory import KEEP_FREED_MEMORY
 from adaptive_spec.learning.run import ADAPTER_NAME, PAUSE_NAME, REPORT_NAME
 from adaptive_spec.learning.yielding import PaceMeter, Yielding
 from adaptive_spec.records.calibrations import add_calibration
@@ -37,8 +38,6 @@ from adaptive_spec.releases.registry import live_release, publish, refuse
 from adaptive_spec.settings import LearningSettings, Settings
 
 _RUNS = "runs"  # below the folder of releases
-# For glibc: large buffers come back every step, and clearing fresh pages for them costs up to a third of it.
-_KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "2000000000", "MALLOC_TRIM_THRESHOLD_": "4000000000"}
 
 
 class Pipeline:
@@ -209,7 +208,7 @@ class Pipeline:
         settings_file.touch(mode=0o600)  # a database URL may hold a password
         settings_file.write_text(self.settings.model_copy(update={"learning": learning}).model_dump_json())
         command = [sys.executable, "-m", "adaptive_spec.learning.run", "--run-id", str(run_id)]
-        environment = {**os.environ, **_KEEP_FREED_MEMORY, "TOKENIZERS_PARALLELISM": "false"}
+        environment = {**os.environ, **KEEP_FREED_MEMORY, "TOKENIZERS_PARALLELISM": "false"}
         environment["OMP_NUM_THREADS"] = str(self.settings.learning.threads)
         with open(work / "log", "wb") as log:
             self._child = subprocess.Popen(

@@ -116,7 +116,7 @@ def distil(
 class Distillation:
     """One run: the model, the optimiser, the position in the plan, the clock and the best weights so far.
 
-    ``distil`` drives it; the benchmark of training calls ``plan`` and ``step`` by itself.
+    ``distil`` trains it to its end; the benchmark of training takes its steps by itself: ``begin``, ``plan``, ``step``.
     """
 
     def __init__(
@@ -151,9 +151,7 @@ class Distillation:
 
     def train(self) -> str:
         """Train until a stop rule holds, put the best weights back, and say which rule it was."""
-        if not self.at.history:
-            bare_seconds(self.draft, make_batch(self.plan(1)[0][0], self.draft.device))  # warms up
-            self._evaluate()
+        self.begin()
         stopped = self._stop_rule()
         while stopped is None:
             finished = self._epoch()
@@ -161,6 +159,12 @@ class Distillation:
         set_peft_model_state_dict(self.model, self.best_weights)
         self.model.eval()
         return stopped
+
+    def begin(self) -> None:
+        """Warm up and judge the start, unless the run goes on from a checkpoint."""
+        if not self.at.history:
+            bare_seconds(self.draft, make_batch(self.plan(1)[0][0], self.draft.device))
+            self._evaluate()
 
     def report(self, stopped: str) -> DistilReport:
         first, best = self.at.history[0], self.at.history[self.at.best_epoch]

@@ -77,7 +77,7 @@ def train(database: Database, settings: Settings, run_id: int, out: Path) -> Non
     Raises:
         AdaptiveSpecError: too few traces, a model or a live release that cannot be used, or a diverging run.
     """
-    tell = _Teller(database, run_id, out / PAUSE_NAME)
+    tell = RunTeller(database, run_id, out / PAUSE_NAME)
     tell({"phase": "load"}, now=True)
     store = TraceStore(database, settings.records.folder, settings.records.held_out_share)
     traces = store.load(held_out=False)
@@ -156,7 +156,7 @@ def provenance(settings: Settings, traces: Sequence[Trace], parent: int, hashes:
     }
 
 
-class _Teller:
+class RunTeller:
     """Writes progress to the run's row, at most once a second, pauses, and ends a run whose service was killed."""
 
     def __init__(self, database: Database, run_id: int, pause: Path) -> None:

@@ -96,7 +96,7 @@ def test_a_run_whose_service_was_killed_ends(
 
 def test_a_paused_run_waits_and_its_clock_with_it(database: Database, tmp_path: Path) -> None:
     run_id, flag = create_run(database, "test", {}), tmp_path / run.PAUSE_NAME
-    tell = run._Teller(database, run_id, flag)
+    tell = run.RunTeller(database, run_id, flag)
     assert tell({"phase": "distil", "step": 3}) == 0.0
     flag.touch()
     timer = threading.Timer(0.5, flag.unlink)
