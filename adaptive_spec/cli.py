@@ -24,7 +24,7 @@ from typer.core import TyperGroup
 
 from adaptive_spec.errors import AdaptiveSpecError, RecordsError
 from adaptive_spec.serving.client import DEFAULT_URL, Client, UnreachableError
-from adaptive_spec.serving.progress import progress_line
+from adaptive_spec.serving.progress import own_adapters_line, progress_line
 
 if TYPE_CHECKING:
     from adaptive_spec.bench.simulate_records import RecordedSimulation
@@ -242,8 +242,15 @@ def runs(limit: Limit = 20, url: Url = None, json_: Json = False) -> None:
         return views.runs(database, limit=limit)
 
     found = _ask(url, "/api/runs", {"limit": limit}, direct)
-    rows = [{**run, "progress": progress_line(run.get("progress") or {})} for run in found["runs"]]
-    columns = ("id", "trigger", "state", "created_at", "finished_at", "progress", "release", "error")
+    rows = [
+        {
+            **run,
+            "progress": progress_line(run.get("progress") or {}),
+            "own_adapters": own_adapters_line((run.get("report") or {}).get("own_adapters") or ()),
+        }
+        for run in found["runs"]
+    ]
+    columns = ("id", "trigger", "state", "created_at", "finished_at", "progress", "own_adapters", "release", "error")
     _show(found, rows, columns, json_)
 
 

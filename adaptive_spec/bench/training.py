@@ -25,7 +25,8 @@ from adaptive_spec.errors import NotEnoughDataError
 from adaptive_spec.learning.batches import make_batch
 from adaptive_spec.learning.distil import Distillation
 from adaptive_spec.learning.memory import KEEP_FREED_MEMORY, memory_bytes
-from adaptive_spec.learning.run import PAUSE_NAME, RunTeller, split
+from adaptive_spec.learning.run import PAUSE_NAME, RunTeller
+from adaptive_spec.learning.selection import split
 from adaptive_spec.learning.throughput import bare_seconds
 from adaptive_spec.models.loading import load_pair
 from adaptive_spec.records.database import Database
