@@ -5,7 +5,7 @@ of a domain's own one, and they are not those of the gate, which judges the rele
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from adaptive_spec.core import Release, Trace
 from adaptive_spec.learning.batches import completion_length
 from adaptive_spec.learning.contest import COLD_START, SHARED, Verdict, contest
 from adaptive_spec.learning.counterfactual import judged_under
-from adaptive_spec.learning.distil import DistilReport, distil
+from adaptive_spec.learning.distil import DistilReport, Progress, distil
 from adaptive_spec.learning.selection import split_selection
 from adaptive_spec.models.weights import DraftWeights
 from adaptive_spec.settings import LearningSettings
@@ -75,7 +75,7 @@ def train_candidates(
     selection: Sequence[Trace],
     settings: LearningSettings,
     spent_seconds: float,
-    progress: Callable[[dict[str, Any]], float | None],
+    progress: Progress,
     out: Path,
 ) -> dict[str, Candidate]:
     """Train an adapter for each domain on its traces alone, new and old, going on from the shared one.
@@ -101,7 +101,7 @@ def train_candidates(
             _of(domain, fitted),
             _of(domain, epoch),
             settings.model_copy(update={"time_limit_seconds": left}),
-            lambda told, domain=domain: progress({**told, "domain": domain}),  # type: ignore[misc]
+            _of_domain(domain, progress),
             shared_adapter,
             folder,
         )
@@ -173,6 +173,10 @@ def _contest(
     }
     (verdict,) = contest(judged.pop(SHARED), judged, settings).values()
     return verdict
+
+
+def _of_domain(domain: str, progress: Progress) -> Progress:
+    return lambda told: progress({**told, "domain": domain})
 
 
 def _of(domain: str, traces: Sequence[Trace]) -> list[Trace]:

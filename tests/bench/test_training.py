@@ -30,6 +30,16 @@ def test_steps_are_those_of_a_run_and_go_on_over_epochs(tmp_path: Path) -> None:
     database.close()
 
 
+def test_memory_is_flat_over_steps(tmp_path: Path) -> None:
+    learning = LEARNING.model_copy(update={"checkpoint_seconds": 0.5})
+    traces = toy_traces(40, seed=1)
+    costs = measure(tiny_draft(), traces, toy_traces(3, seed=2), learning, tmp_path, 240, Teller(io.StringIO()))
+    about, *steps = build_records(costs, Settings())
+    assert len({row["step"] for row in steps}) == 240
+    grown = about["memory_bytes_at_end"] - about["memory_bytes_settled"]
+    assert grown < 180 * 16_384, "of 180 steps, each with logits of 30 to 128 tokens, 128 wide: what one of them leaks"
+
+
 def made_up(slope: int) -> list[StepCost]:
     """Steps that take twice the bare pass by the clock and a quarter more on a core."""
     return [
