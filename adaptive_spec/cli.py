@@ -24,7 +24,7 @@ from typer.core import TyperGroup
 
 from adaptive_spec.errors import AdaptiveSpecError, RecordsError
 from adaptive_spec.serving.client import DEFAULT_URL, Client, UnreachableError
-from adaptive_spec.serving.progress import progress_line
+from adaptive_spec.serving.progress import own_adapters_line, progress_line
 
 if TYPE_CHECKING:
     from adaptive_spec.bench.simulate_records import RecordedSimulation
@@ -242,8 +242,15 @@ def runs(limit: Limit = 20, url: Url = None, json_: Json = False) -> None:
         return views.runs(database, limit=limit)
 
     found = _ask(url, "/api/runs", {"limit": limit}, direct)
-    rows = [{**run, "progress": progress_line(run.get("progress") or {})} for run in found["runs"]]
-    columns = ("id", "trigger", "state", "created_at", "finished_at", "progress", "release", "error")
+    rows = [
+        {
+            **run,
+            "progress": progress_line(run.get("progress") or {}),
+            "own_adapters": own_adapters_line((run.get("report") or {}).get("own_adapters") or ()),
+        }
+        for run in found["runs"]
+    ]
+    columns = ("id", "trigger", "state", "created_at", "finished_at", "progress", "own_adapters", "release", "error")
     _show(found, rows, columns, json_)
 
 
@@ -863,6 +870,31 @@ def bench_shift(
     _write_records(records, json_file)
     if chart is not None:
         draw_shift(records, chart)
+    print_report(records)
+
+
+@app.command("bench-training")
+def bench_training(
+    traces: Traces = None,
+    steps: Annotated[int, typer.Option(min=4, help="Training steps, each beside a bare pass.")] = 200,
+    batch_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a batch; without it, the settings'.")
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="File for the list of records.")] = None,
+    chart: Annotated[Path | None, typer.Option(help="PNG or SVG file for the chart.")] = None,
+) -> None:
+    """Measure what a training step costs beside the model's own forward and backward, and its memory."""
+    _require_folders(json_file)
+    _check_chart(chart)
+    settings = _settings_at(traces, {"learning": {"batch_tokens": batch_tokens}})
+    from adaptive_spec.bench.training import bench_training as measure
+    from adaptive_spec.bench.training_chart import draw_training
+    from adaptive_spec.bench.training_report import build_records, print_report
+
+    records = build_records(measure(settings, steps), settings)
+    _write_records(records, json_file)
+    if chart is not None:
+        draw_training(records, chart)
     print_report(records)
 
 

@@ -23,7 +23,9 @@ from adaptive_spec.errors import GateRefused, RunError, RunInterrupted
 from adaptive_spec.learning.checkpoint import CHECKPOINT_NAME
 from adaptive_spec.learning.heat import COLD_START, HeatFit
 from adaptive_spec.learning.judge import read_judgement
-from adaptive_spec.learning.run import ADAPTER_NAME, PAUSE_NAME, REPORT_NAME
+from adaptive_spec.learning.memory import KEEP_FREED_MEMORY
+from adaptive_spec.learning.own import ADAPTER_NAME
+from adaptive_spec.learning.run import PAUSE_NAME, REPORT_NAME
 from adaptive_spec.learning.yielding import PaceMeter, Yielding
 from adaptive_spec.records.calibrations import add_calibration
 from adaptive_spec.records.database import Database
@@ -37,8 +39,6 @@ from adaptive_spec.releases.registry import live_release, publish, refuse
 from adaptive_spec.settings import LearningSettings, Settings
 
 _RUNS = "runs"  # below the folder of releases
-# For glibc: large buffers come back every step, and clearing fresh pages for them costs up to a third of it.
-_KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "2000000000", "MALLOC_TRIM_THRESHOLD_": "4000000000"}
 
 
 class Pipeline:
@@ -110,7 +110,7 @@ class Pipeline:
                 self._refuse(run_id, version, live, report)
             calibrations = with_heats(self._calibrated(judgement.observations, live, {}), judgement.heats)
             self._tell(run_id, "publish")
-            release = self._publish(version, work, calibrations, report, live)
+            release = self._publish(version, work, calibrations, report)
             update_run(self.database, run_id, state="passed", release=version, report=report.to_dict())
             return release
         except GateRefused:
@@ -209,7 +209,7 @@ class Pipeline:
         settings_file.touch(mode=0o600)  # a database URL may hold a password
         settings_file.write_text(self.settings.model_copy(update={"learning": learning}).model_dump_json())
         command = [sys.executable, "-m", "adaptive_spec.learning.run", "--run-id", str(run_id)]
-        environment = {**os.environ, **_KEEP_FREED_MEMORY, "TOKENIZERS_PARALLELISM": "false"}
+        environment = {**os.environ, **KEEP_FREED_MEMORY, "TOKENIZERS_PARALLELISM": "false"}
         environment["OMP_NUM_THREADS"] = str(self.settings.learning.threads)
         with open(work / "log", "wb") as log:
             self._child = subprocess.Popen(
@@ -251,7 +251,6 @@ class Pipeline:
         work: Path,
         calibrations: Mapping[str, DomainCalibration],
         report: GateReport,
-        live: Release,
     ) -> Release:
         described = json.loads((work / REPORT_NAME).read_text())
         folder = self.settings.releases.folder
@@ -268,7 +267,7 @@ class Pipeline:
                 "gate": report.to_dict(),
             },
             vocabulary=described["vocabulary"],
-            domain_adapters=_folders(live),
+            domain_adapters={domain: Path(adapter) for domain, adapter in described["domain_adapters"].items()},
         )
         release = publish(self.database, folder, version, report.to_dict(), hashes=self.hashes)
         self._record(calibrations, version)
@@ -314,5 +313,5 @@ def with_heats(
 
 
 def _folders(live: Release) -> dict[str, Path]:
-    """The adapters of domains; they stand for themselves, so the next release carries them on."""
+    """The adapters of domains, which a release with the same shared adapter carries on."""
     return {domain: Path(folder) for domain, folder in live.domain_adapters.items()}

@@ -24,7 +24,7 @@ from adaptive_spec.core import Step
 from adaptive_spec.decoding.engine import Engine
 from adaptive_spec.decoding.listeners import Listeners
 from adaptive_spec.errors import AdaptiveSpecError, ReleaseError, RunDeclined, RunError, UnavailableError
-from adaptive_spec.learning.triggers import DRIFT, SCHEDULE, Decline, Facts, decline, due
+from adaptive_spec.learning.triggers import DRIFT, GAIN_MEMORY, SCHEDULE, Decline, Facts, decline, due
 from adaptive_spec.learning.yielding import PaceMeter, Yielding
 from adaptive_spec.models.loading import ModelPair, load_pair
 from adaptive_spec.pipeline import Pipeline
@@ -34,7 +34,7 @@ from adaptive_spec.records.events import add_event
 from adaptive_spec.records.quota import Quota
 from adaptive_spec.records.releases import live_version
 from adaptive_spec.records.retention import Forgotten, forget_request
-from adaptive_spec.records.runs import active_run, count_traces, fail_orphans, last_begun
+from adaptive_spec.records.runs import active_run, count_traces, fail_orphans, last_begun, last_gains
 from adaptive_spec.records.traces import TraceStore
 from adaptive_spec.records.writer import Writer
 from adaptive_spec.releases.adapter import load_adapter_delta
@@ -409,6 +409,7 @@ class Service:
             num_new_traces=count_traces(self.database, learned_at),
             learned_at=learned_at,
             last_run_at=last_begun(self.database),
+            gains=last_gains(self.database, datetime.now(UTC) - GAIN_MEMORY),
         )
 
     def _scheduled_calibrate(self) -> None:

@@ -176,8 +176,9 @@ class LearningSettings(_Section):
     nice: int = Field(default=10, ge=0, le=19)
     max_slowdown_share: float = Field(default=0.5, ge=0, le=1)  # of decoding speed, lost to a run; then it pauses
     seed: int = 0
+    own_max_domains: int = Field(default=4, ge=0)  # for which a run trains an adapter of their own; 0: none
     own_margin_share: float = Field(default=0.02, ge=0)  # by which a domain's own adapter must beat the shared one
-    own_min_requests: int = Field(default=20, ge=5)  # held-out ones of a domain, to judge that at all
+    own_min_requests: int = Field(default=20, ge=5)  # of a domain beside those trained on, to judge that at all
 
 
 class CalibrationSettings(_Section):
@@ -219,6 +220,9 @@ class ScheduleSettings(_Section):
     retrain_age_hours: float = Field(default=0.0, ge=0)  # since the last run that learned, when there is anything new
     min_new_traces: int = Field(default=20, ge=0)  # fewer: no run that nobody asked for
     cooldown_hours: float = Field(default=1.0, ge=0)  # between two of those, at least
+    min_expected_gain_share: float = Field(
+        default=0.005, ge=0
+    )  # of acceptance length; less: no run by itself but drift's
     poll_seconds: float = Field(default=60.0, gt=0)  # how often volume and age are looked at
     calibrate_hours: float = Field(default=1.0, ge=0)
 

@@ -21,7 +21,7 @@ from adaptive_spec.core import POOLED, Trace
 from adaptive_spec.errors import NotEnoughDataError, SettingsError
 from adaptive_spec.learning.distil import distil
 from adaptive_spec.learning.evaluate import TraceScore, score
-from adaptive_spec.learning.run import split
+from adaptive_spec.learning.selection import split
 from adaptive_spec.learning.teacher import Teacher
 from adaptive_spec.models.loading import load_pair
 from adaptive_spec.records.database import Database

@@ -26,7 +26,7 @@ from adaptive_spec.learning.batches import completion_length
 from adaptive_spec.learning.counterfactual import judged_under
 from adaptive_spec.learning.distil import distil
 from adaptive_spec.learning.evaluate import JudgedTrace, judge
-from adaptive_spec.learning.run import split
+from adaptive_spec.learning.selection import split
 from adaptive_spec.learning.triggers import VOLUME
 from adaptive_spec.models.loading import ModelPair, load_pair
 from adaptive_spec.models.weights import DraftWeights

@@ -141,14 +141,14 @@ def backward_in_slices(
         num_tokens: that the mean is over, with those of other batches; None: these.
     """
     leaf = hidden.detach().requires_grad_(True)
-    total = 0.0
+    total = leaf.new_zeros((), dtype=torch.float32)
     for start in range(0, len(leaf), HEAD_ROWS):
         part = slice(start, start + HEAD_ROWS)
         mean = loss_of_slice(head_logits(draft, leaf[part]), part).sum() / (num_tokens or len(leaf))
         mean.backward()
-        total += mean.item()
+        total += mean.detach()
     hidden.backward(leaf.grad)
-    return total
+    return total.item()
 
 
 def _target(trace: Trace, top_k: int) -> tuple[Tensor, Tensor]:

@@ -27,7 +27,8 @@ class Position:
 
     epochs: that are over; steps_of_epoch, loss_sum: of the one under way.  best_epoch: 0 is the start.  seconds: of
     work, over all of its processes, pauses left out; training_seconds: of these, those between held-out evaluations.
-    bare_tokens_per_second: as ``throughput`` measured it at the start.  history: a row per evaluation.
+    bare_tokens, bare_seconds: completion tokens that went through the bare model, and how long that took
+    (``throughput``).  history: a row per evaluation.
     """
 
     epochs: int = 0
@@ -37,7 +38,8 @@ class Position:
     tokens: int = 0
     seconds: float = 0.0
     training_seconds: float = 0.0
-    bare_tokens_per_second: float = 0.0
+    bare_tokens: int = 0
+    bare_seconds: float = 0.0
     best_epoch: int = 0
     history: list[dict[str, float]] = field(default_factory=list)
 

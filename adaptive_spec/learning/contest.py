@@ -2,7 +2,7 @@
 
 The shared adapter is the default.  A domain expert off its domain is worse than a generalist (arXiv 2510.20064), and
 one trained on little is noise, so a domain's own adapter must win beyond doubt.  Pure: judged traces in, verdicts out.
-Called with the drafts of a run to decide what a release carries, and by ``evaluate``.
+Called by ``own`` to decide what a release carries, and by ``evaluate``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,14 +38,14 @@ class Verdict:
     """Who serves a domain, and why.
 
     winner: a contender's name, or ``SHARED``.  reason: won | no_margin | cold_start, fewer requests than
-    ``learning.own_min_requests``.  contenders: best first.
+    ``learning.own_min_requests``.  shared_acceptance_length: None without any.  contenders: best first.
     """
 
     domain: str
     winner: str
     reason: str
     num_requests: int
-    shared_acceptance_length: float
+    shared_acceptance_length: float | None
     contenders: tuple[Contender, ...]
 
 

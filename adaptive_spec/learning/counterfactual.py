@@ -1,6 +1,6 @@
 """What a release would have made of recorded traffic, whichever one served it: its drafts judged on the same traces.
 
-Called by ``bench.evaluation``; ``contest`` decides on what several releases or adapters show here.
+Called by ``run``, ``own`` and ``bench.evaluation``; ``contest`` decides on what several releases or adapters show here.
 """
 
 from collections.abc import Sequence
@@ -12,11 +12,13 @@ from adaptive_spec.models.weights import DraftWeights
 from adaptive_spec.releases.adapter import load_adapter_delta
 
 
-def judged_under(weights: DraftWeights, release: Release, traces: Sequence[Trace]) -> list[JudgedTrace]:
+def judged_under(
+    weights: DraftWeights, release: Release, traces: Sequence[Trace], heats: Sequence[float] = (1.0,)
+) -> list[JudgedTrace]:
     """Judge a release as it drafts: domains under their own adapters, proposing only tokens of its vocabulary.
 
     In the order of the traces, each of which must have a completion.  The untouched draft is put back.  An adapter
-    alone is judged as ``Release(adapter=folder)``.
+    alone is judged as ``Release(adapter=folder)``.  heats: temperatures at which ``overlap_at`` is wanted.
 
     Raises:
         ReleaseError: an adapter does not fit the draft.
@@ -29,7 +31,7 @@ def judged_under(weights: DraftWeights, release: Release, traces: Sequence[Trace
         by_trace = {}
         for domain in sorted({trace.domain for trace in traces}):
             its = [trace for trace in traces if trace.domain == domain]
-            for row in judge(weights.of(domain), its, vocabulary=release.vocabulary, heats=(1.0,)):
+            for row in judge(weights.of(domain), its, vocabulary=release.vocabulary, heats=heats):
                 by_trace[id(row.trace)] = row
     finally:
         weights.merge({})

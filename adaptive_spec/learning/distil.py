@@ -40,7 +40,7 @@ from adaptive_spec.learning.losses import bucketed_log_probs, distillation_loss,
 from adaptive_spec.learning.memory import peak_memory_bytes
 from adaptive_spec.learning.replay import replayed
 from adaptive_spec.learning.teacher import Teacher
-from adaptive_spec.learning.throughput import bare_tokens_per_second
+from adaptive_spec.learning.throughput import bare_seconds
 from adaptive_spec.releases.adapter import load_adapter_delta
 from adaptive_spec.settings import LearningSettings
 
@@ -67,7 +67,7 @@ class DistilReport:
     acceptance_length_before: float  # of greedy steps on the held-out traces
     acceptance_length_after: float
     tokens_per_second: float  # of training, all its loading, losses and records included, evaluations left out
-    bare_tokens_per_second: float  # of forward and backward alone
+    bare_tokens_per_second: float  # of forward and backward alone, on one batch at the start of each epoch
     history: tuple[dict[str, float], ...]
 
     @property
@@ -111,13 +111,16 @@ def distil(
         ReleaseError: the parent adapter does not fit.
         RunError: the loss is no longer finite.
     """
-    run = _Run(draft, traces, held_out, settings, progress, parent_adapter, folder, older, teacher)
+    run = Distillation(draft, traces, held_out, settings, progress, parent_adapter, folder, older, teacher)
     stopped = run.train()
     return run.model, run.report(stopped)
 
 
-class _Run:
-    """One run: the model, the optimiser, the position in the plan, the clock and the best weights so far."""
+class Distillation:
+    """One run: the model, the optimiser, the position in the plan, the clock and the best weights so far.
+
+    ``distil`` trains it to its end; the benchmark of training takes its steps by itself: ``begin``, ``plan``, ``step``.
+    """
 
     def __init__(
         self,
@@ -129,7 +132,7 @@ class _Run:
         parent_adapter: Path | None,
         folder: Path | None,
         older: Sequence[Trace],
-        teacher: Teacher | None,
+        teacher: Teacher | None = None,
     ) -> None:
         self.teacher = teacher
         self.older = [trace for trace in older if completion_length(trace) > 0]
@@ -145,7 +148,7 @@ class _Run:
         self.optimiser = torch.optim.AdamW(
             self.trained, lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.01
         )
-        self.steps = settings.max_epochs * len(self._plan(1))
+        self.steps = settings.max_epochs * len(self.plan(1))
         self.at, self.best_weights = Position(), _weights(self.model)
         if saved is not None:
             self._restore(saved)
@@ -153,9 +156,7 @@ class _Run:
 
     def train(self) -> str:
         """Train until a stop rule holds, put the best weights back, and say which rule it was."""
-        if not self.at.history:
-            self.at.bare_tokens_per_second = bare_tokens_per_second(self.draft, [step[0] for step in self._plan(1)])
-            self._evaluate()
+        self.begin()
         stopped = self._stop_rule()
         while stopped is None:
             finished = self._epoch()
@@ -163,6 +164,12 @@ class _Run:
         set_peft_model_state_dict(self.model, self.best_weights)
         self.model.eval()
         return stopped
+
+    def begin(self) -> None:
+        """Warm up and judge the start, unless the run goes on from a checkpoint."""
+        if not self.at.history:
+            bare_seconds(self.draft, make_batch(self.plan(1)[0][0], self.draft.device))
+            self._evaluate()
 
     def report(self, stopped: str) -> DistilReport:
         first, best = self.at.history[0], self.at.history[self.at.best_epoch]
@@ -181,7 +188,7 @@ class _Run:
             acceptance_length_before=first["acceptance_length"],
             acceptance_length_after=best["acceptance_length"],
             tokens_per_second=self.at.tokens / max(self.at.training_seconds, 1e-9),
-            bare_tokens_per_second=self.at.bare_tokens_per_second,
+            bare_tokens_per_second=self.at.bare_tokens / max(self.at.bare_seconds, 1e-9),
             history=tuple(self.at.history),
         )
 
@@ -196,23 +203,34 @@ class _Run:
         """Finish the epoch under way and judge it.  Returns False when time ran out before its end."""
         at = self.at
         self.model.train()
-        steps = self._plan(at.epochs + 1)
+        steps = self.plan(at.epochs + 1)
+        if not at.steps_of_epoch:
+            at.training_seconds += self._tick()
+            self._measure_bare(steps[0][0])
         while at.steps_of_epoch < len(steps) and at.seconds < self.settings.time_limit_seconds:
-            self._step(steps[at.steps_of_epoch])
+            self.step(steps[at.steps_of_epoch])
         finished = at.steps_of_epoch == len(steps)
         loss = at.loss_sum / at.steps_of_epoch if at.steps_of_epoch else None
         at.epochs, at.steps_of_epoch, at.loss_sum = at.epochs + 1, 0, 0.0
         self._evaluate(loss)
         return finished
 
-    def _plan(self, epoch: int) -> list[list[list[Trace]]]:
+    def _measure_bare(self, traces: Sequence[Trace]) -> None:
+        """Time the model alone now and then, so that both rates are of the same hours of a machine that others use."""
+        batch = make_batch(traces, self.draft.device)
+        self.at.bare_seconds += bare_seconds(self.draft, batch)
+        self.at.bare_tokens += batch.num_tokens
+        self._tick()
+
+    def plan(self, epoch: int) -> list[list[list[Trace]]]:
         """The batches of each optimiser step of an epoch, which hangs on nothing but the seed."""
         seed = self.settings.seed + epoch
         again = replayed(self.older, self.traces, self.settings.replay_share or 0.0, seed)
         batches = plan([*self.traces, *again], self.settings.batch_tokens, seed)
         return [batches[at : at + self.settings.accumulate] for at in range(0, len(batches), self.settings.accumulate)]
 
-    def _step(self, batches: Sequence[Sequence[Trace]]) -> None:
+    def step(self, batches: Sequence[Sequence[Trace]]) -> None:
+        """Take one optimiser step, with everything that belongs to it: batches, losses, clock, progress, checkpoint."""
         for group in self.optimiser.param_groups:
             group["lr"] = self.settings.learning_rate * self._rate()
         num_tokens = sum(completion_length(trace) for traces in batches for trace in traces)

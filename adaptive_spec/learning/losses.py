@@ -5,8 +5,11 @@ the K tokens and the tail as one bucket, so both sides are proper distributions 
 Called by ``distil`` and ``heal``; the same functions score held-out text in ``evaluate``.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 LOSSES = ("kl", "reverse_kl", "jsd", "tv", "lk_hybrid")
 _SMALLEST = 1e-8
@@ -22,9 +25,32 @@ def bucketed_log_probs(logits: Tensor, token_ids: Tensor) -> Tensor:
     Returns:
         [tokens, top_k + 1] float32 log-probabilities that sum to one.
     """
-    log_probs = logits.float().log_softmax(-1).gather(-1, token_ids)
+    log_probs: Tensor = _LogProbsAt.apply(logits.float(), token_ids)
     tail = 1 - log_probs.exp().sum(-1, keepdim=True)
     return torch.cat([log_probs, tail.clamp_min(_SMALLEST).log()], dim=-1)
+
+
+class _LogProbsAt(torch.autograd.Function):
+    """``logits.log_softmax(-1).gather(-1, token_ids)`` at the cost of one softmax, forward and backward together.
+
+    Of [tokens, vocab] only the probabilities are made.  They give the normaliser, log sum exp = max - log p(max), and
+    are the backward pass but for the few tokens asked for: d/d logit(v) = sum over i of g(i) (1[v = i] - p(v)).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, token_ids: Tensor) -> Tensor:
+        ctx.probs = logits.softmax(-1)
+        ctx.save_for_backward(token_ids)
+        largest, at = logits.max(-1, keepdim=True)
+        return logits.gather(-1, token_ids) - (largest - ctx.probs.gather(-1, at).log())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (token_ids,) = ctx.saved_tensors
+        probs, ctx.probs = ctx.probs, None  # overwritten: there is no second backward pass
+        spread = probs.mul_(-gradient.sum(-1, keepdim=True))
+        return spread.scatter_add_(-1, token_ids, gradient), None
 
 
 def with_tail(top_log_probs: Tensor, tail_mass: Tensor) -> Tensor:

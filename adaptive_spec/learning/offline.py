@@ -19,7 +19,8 @@ from adaptive_spec.learning.acceptance import figures, sums_of
 from adaptive_spec.learning.batches import completion_length
 from adaptive_spec.learning.distil import distil
 from adaptive_spec.learning.evaluate import judge
-from adaptive_spec.learning.run import REPORT_NAME, provenance, split
+from adaptive_spec.learning.run import REPORT_NAME, provenance
+from adaptive_spec.learning.selection import split
 from adaptive_spec.models.loading import load_pair
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.traces import TraceStore

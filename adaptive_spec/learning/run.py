@@ -8,44 +8,54 @@ nothing.  It may be killed at any moment: started again with the same folder, it
 """
 
 import argparse
-import hashlib
 import json
 import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from adaptive_spec.core import Trace
+from adaptive_spec.core import POOLED, Release, Trace
 from adaptive_spec.errors import NotEnoughDataError, RunError
+from adaptive_spec.learning.batches import completion_length
+from adaptive_spec.learning.counterfactual import judged_under
 from adaptive_spec.learning.distil import distil
-from adaptive_spec.learning.evaluate import judge, score, score_of
+from adaptive_spec.learning.evaluate import TraceScore, paired_gain, score_of
 from adaptive_spec.learning.heat import HEATS, choose_heats
 from adaptive_spec.learning.judge import Judgement, replay_observations, write_judgement
 from adaptive_spec.learning.memory import limit_memory, told
+from adaptive_spec.learning.own import (
+    ADAPTER_NAME,
+    adapters_of,
+    candidate_domains,
+    hold_contests,
+    report_of,
+    shared_time,
+    train_candidates,
+)
 from adaptive_spec.learning.pinned import pinned
 from adaptive_spec.learning.replay import divide
+from adaptive_spec.learning.selection import split
 from adaptive_spec.learning.vocabulary import choose_vocabulary
 from adaptive_spec.models.loading import load_pair
 from adaptive_spec.models.weights import DraftWeights
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.releases import same_draft
-from adaptive_spec.records.runs import learned_until, update_run
+from adaptive_spec.records.runs import RunGain, last_begun, learned_until, update_run
 from adaptive_spec.records.traces import TraceStore
-from adaptive_spec.releases.adapter import load_adapter_delta
+from adaptive_spec.releases.gate import MIN_REQUESTS
 from adaptive_spec.releases.registry import live_release
 from adaptive_spec.settings import Settings
 
 REPORT_NAME = "distil.json"
-ADAPTER_NAME = "adapter"
 PAUSE_NAME = "pause"  # while this file is there, the run waits between two steps
 _PROGRESS_SECONDS = 1.0
 _PAUSE_POLL_SECONDS = 0.1
-_SELECTION_SHARE = 0.15  # of the training traces: chooses the epoch, so that the gate's held-out traces stay unseen
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -72,12 +82,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def train(database: Database, settings: Settings, run_id: int, out: Path) -> None:
-    """Distil the stored traces; leave the adapter, its report and its judgement on held-out traces in ``out``.
+    """Distil the stored traces; leave adapters, their report and the judgement on held-out traces in ``out``.
+
+    The shared adapter first, then those of domains that may win one of their own.  Both releases are judged as they
+    serve: domains under their own adapters.
 
     Raises:
         AdaptiveSpecError: too few traces, a model or a live release that cannot be used, or a diverging run.
     """
-    tell = _Teller(database, run_id, out / PAUSE_NAME)
+    tell = RunTeller(database, run_id, out / PAUSE_NAME)
     tell({"phase": "load"}, now=True)
     store = TraceStore(database, settings.records.folder, settings.records.held_out_share)
     traces = store.load(held_out=False)
@@ -93,52 +106,55 @@ def train(database: Database, settings: Settings, run_id: int, out: Path) -> Non
     out.mkdir(parents=True, exist_ok=True)
     alike = same_draft(database, parent.version)
     traces, held_out = pinned(out, parent.version, alike, traces, store.load(held_out=True))
-    weights = DraftWeights(draft)
-    weights.merge(load_adapter_delta(Path(parent.adapter), draft) if parent.adapter else {})
-    before = score(draft, held_out, vocabulary=parent.vocabulary)
-    weights.merge({})
+    held_out = [trace for trace in held_out if completion_length(trace) > 0]
+    weights, learning = DraftWeights(draft), settings.learning
+    before = judged_under(weights, parent, held_out)
     fitted, selection = split(traces)
+    domains = candidate_domains(fitted, selection, learning)
     parent_adapter = Path(parent.adapter) if parent.adapter else None
-    fresh, older = divide(fitted, learned_until(database, alike), settings.learning.replay_share)
-    model, report = distil(draft, fresh, selection, settings.learning, tell, parent_adapter, out, older)
-    model.save_pretrained(str(out / ADAPTER_NAME), safe_serialization=True, save_embedding_layers=False)
+    learned_at = last_begun(database, ("passed", "refused"))
+    fresh, older = divide(fitted, learned_until(database, alike), learning.replay_share)
+    model, report = distil(draft, fresh, selection, shared_time(learning, domains), tell, parent_adapter, out, older)
+    adapter = out / ADAPTER_NAME
+    model.save_pretrained(str(adapter), safe_serialization=True, save_embedding_layers=False)
+    model.unload()
+    candidates = train_candidates(draft, adapter, domains, fitted, selection, learning, report.seconds, tell, out)
     tell({"phase": "judge"}, now=True)
-    vocabulary = choose_vocabulary(traces, settings.learning.vocabulary_tokens, draft.config.vocab_size)
-    judged = judge(model, held_out, vocabulary=vocabulary, heats=HEATS)
-    seen = replay_observations(judged, settings.decoder.max_chain_length)
-    write_judgement(Judgement(before, [score_of(row) for row in judged], seen, choose_heats(judged)), out)
+    vocabulary = choose_vocabulary(traces, learning.vocabulary_tokens, draft.config.vocab_size)
+    shared = Release(adapter=str(adapter), vocabulary=None if vocabulary is None else tuple(vocabulary))
+    verdicts = hold_contests(weights, shared, candidates, parent, selection, learning)
+    own = adapters_of(verdicts, candidates, parent)
+    after = judged_under(weights, replace(shared, domain_adapters=own), held_out, HEATS)
+    seen = replay_observations(after, settings.decoder.max_chain_length)
+    was, would = ([score_of(row) for row in judged] for judged in (before, after))
+    write_judgement(Judgement(was, would, seen, choose_heats(after)), out)
+    contests = report_of(verdicts, candidates)
     described = {
         "distil": report.to_dict(),
         "vocabulary": vocabulary,
-        "provenance": provenance(settings, traces, parent.version, dict(hashes)),
+        "domain_adapters": own,
+        "provenance": provenance(settings, traces, parent.version, dict(hashes)) | {"own_adapters": contests},
     }
     (out / REPORT_NAME).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
     training = {name: value for name, value in report.to_dict().items() if name != "history"}
-    update_run(database, run_id, report={"training": training})
-    after = {
+    gain = gained(was, would, sum(trace.at >= learned_at for trace in traces) if learned_at else len(traces))
+    found = {"training": training, "own_adapters": contests, "gain": None if gain is None else asdict(gain)}
+    update_run(database, run_id, report=found)
+    summary = {
         "held_out_agreement": report.agreement_after,
         "held_out_acceptance_length": report.acceptance_length_after,
         "tokens_per_second": report.tokens_per_second,
         "throughput_share": report.throughput_share,
     }
-    tell({"phase": "distilled", **after, "seconds_left": 0.0}, now=True)
+    tell({"phase": "distilled", **summary, "seconds_left": 0.0}, now=True)
 
 
-def split(traces: Sequence[Trace]) -> tuple[list[Trace], list[Trace]]:
-    """Split traces to fit and traces that choose the epoch, by a hash of the prompt: all of a prompt on one side.
-
-    Neither side is empty when there are two prompts or more.
-    """
-    ranks = [_rank(trace) for trace in traces]
-    distinct = sorted(set(ranks))
-    selected = set(distinct[: max(1, round(len(distinct) * _SELECTION_SHARE))])
-    fitted = [trace for trace, rank in zip(traces, ranks, strict=True) if rank not in selected]
-    return fitted, [trace for trace, rank in zip(traces, ranks, strict=True) if rank in selected]
-
-
-def _rank(trace: Trace) -> bytes:
-    prompt = ",".join(map(str, trace.tokens[: trace.prompt_tokens]))
-    return hashlib.sha256(f"epoch selection {prompt}".encode()).digest()
+def gained(before: Sequence[TraceScore], after: Sequence[TraceScore], num_new_traces: int) -> RunGain | None:
+    """Return what the candidate gains over the live release on the same requests; None where they are too few."""
+    pooled = paired_gain(before, after).get(POOLED)
+    if pooled is None or pooled.n < MIN_REQUESTS:
+        return None
+    return RunGain(num_new_traces, pooled.gain / pooled.before, pooled.high / pooled.before)
 
 
 def provenance(settings: Settings, traces: Sequence[Trace], parent: int, hashes: dict[str, str]) -> dict[str, Any]:
@@ -156,7 +172,7 @@ def provenance(settings: Settings, traces: Sequence[Trace], parent: int, hashes:
     }
 
 
-class _Teller:
+class RunTeller:
     """Writes progress to the run's row, at most once a second, pauses, and ends a run whose service was killed."""
 
     def __init__(self, database: Database, run_id: int, pause: Path) -> None:

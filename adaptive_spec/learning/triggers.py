@@ -2,16 +2,23 @@
 
 Triggers are ``schedule`` (an interval), ``volume`` (new traces), ``age`` (of what was learned last), ``drift``, and
 whatever a person writes.  Called by the service, which records every "not now".
+
+What a run may gain is read off the last ones: the upper end of the interval of what they gained on held-out requests,
+per trace that was new to them, times the traces that are new now.  A high guess: more of the same traffic teaches less
+and less, and only what even this calls too little is put off.  It knows nothing of a change in traffic; drift does.
 """
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from adaptive_spec.records.runs import RunGain
 from adaptive_spec.settings import LearningSettings, ScheduleSettings
 
 SCHEDULE, VOLUME, AGE, DRIFT = "schedule", "volume", "age", "drift"
 AUTOMATIC = (SCHEDULE, VOLUME, AGE, DRIFT)
-ACTIVE, DATA, COOLDOWN = "active", "data", "cooldown"
+ACTIVE, DATA, COOLDOWN, GAIN = "active", "data", "cooldown", "gain"
+GAIN_MEMORY = timedelta(days=30)  # what runs before it gained says nothing of today's traffic
+_ASKED_FOR_GAIN = (SCHEDULE, VOLUME, AGE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +27,7 @@ class Facts:
 
     active_run: its number.  num_traces: to train on, held-out ones left out; num_new_traces: of them, those that came
     after the last run began that learned to its end.  learned_at: when that was.  last_run_at: when any run last began.
+    gains: what the last runs gained that learned to their end.
     """
 
     active_run: int | None
@@ -27,11 +35,12 @@ class Facts:
     num_new_traces: int
     learned_at: datetime | None
     last_run_at: datetime | None
+    gains: tuple[RunGain, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Decline:
-    """Why there is no run now.  kind: active | data | cooldown."""
+    """Why there is no run now.  kind: active | data | cooldown | gain."""
 
     kind: str
     reason: str
@@ -48,6 +57,15 @@ def due(facts: Facts, schedule: ScheduleSettings, now: datetime) -> str | None:
     return None
 
 
+def expected_gain_share(facts: Facts) -> float | None:
+    """Return the most that a run can be expected to gain now, as a share of the acceptance length.
+
+    The better of the last runs speaks, so that one which went wrong decides nothing.  None when none has measured it.
+    """
+    per_trace = [max(run.gain_share_high, 0.0) / run.num_new_traces for run in facts.gains if run.num_new_traces]
+    return max(per_trace) * facts.num_new_traces if per_trace else None
+
+
 def decline(
     trigger: str,
     facts: Facts,
@@ -59,7 +77,7 @@ def decline(
     """Return why a run must wait, or None when it may begin.
 
     One runs at a time, whoever asks.  Too few traces stop everybody but those who force it.  New traces and a cool-down
-    are asked of the automatic triggers alone.
+    are asked of the automatic triggers alone, and an expected gain of those but drift.
     """
     if facts.active_run is not None:
         return Decline(ACTIVE, f"run {facts.active_run} is active; wait for it (adaptive-spec runs)")
@@ -77,4 +95,12 @@ def decline(
     if facts.last_run_at is not None and now - facts.last_run_at < span:
         began = f"the last run began at {facts.last_run_at:%Y-%m-%d %H:%M} UTC"
         return Decline(COOLDOWN, f"{began} and schedule.cooldown_hours is {schedule.cooldown_hours:g}")
+    expected = expected_gain_share(facts) if trigger in _ASKED_FOR_GAIN else None
+    if expected is not None and expected < schedule.min_expected_gain_share:
+        promise = (
+            f"{facts.num_new_traces} new traces promise {expected:.2%} of acceptance length at best, by the last runs"
+        )
+        return Decline(
+            GAIN, f"{promise}, and schedule.min_expected_gain_share is {schedule.min_expected_gain_share:.2%}"
+        )
     return None

@@ -35,6 +35,19 @@ class RunRecord:
     pid: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class RunGain:
+    """What a run that learned to its end gained on held-out requests, whether or not it passed the gate.
+
+    num_new_traces: to train on, that came after the run before it.  gain_share: of the acceptance length of the release
+    that was live; gain_share_high: the upper end of its 95 % interval over requests.
+    """
+
+    num_new_traces: int
+    gain_share: float
+    gain_share_high: float
+
+
 def create_run(database: Database, trigger: str, settings: dict[str, Any]) -> int:
     """Store a queued run and return its number."""
     now = datetime.now(UTC)
@@ -141,6 +154,17 @@ def last_begun(database: Database, states: Collection[str] = ()) -> datetime | N
     query = select(RunRow.created_at).order_by(RunRow.id.desc()).limit(1)
     with database.session_scope(read_only=True) as session:
         return session.scalar(query.where(RunRow.state.in_(states)) if states else query)
+
+
+def last_gains(database: Database, since: datetime, limit: int = 2) -> tuple[RunGain, ...]:
+    """Return what the last runs gained that began since then and learned to their end, the newest first.
+
+    Those that had too few held-out requests to measure it are left out.
+    """
+    query = select(RunRow).where(RunRow.state.in_(("passed", "refused")), RunRow.created_at >= since)
+    with database.session_scope(read_only=True) as session:
+        rows = session.scalars(query.order_by(RunRow.id.desc()).limit(limit))
+        return tuple(RunGain(**row.report["gain"]) for row in rows if row.report.get("gain"))
 
 
 def count_traces(database: Database, since: datetime | None = None) -> int:

@@ -9,7 +9,7 @@ from fastapi.responses import HTMLResponse
 
 from adaptive_spec.serving import views
 from adaptive_spec.serving.ports import Service
-from adaptive_spec.serving.progress import progress_line
+from adaptive_spec.serving.progress import own_adapters_line, progress_line
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
@@ -41,6 +41,7 @@ RUN_COLUMNS = (
     ("state", "State"),
     ("created_at", "Asked for at"),
     ("progress", "Progress"),
+    ("own_adapters", "Own adapters"),
 )
 RELEASE_COLUMNS = (("version", "Release"), ("state", "State"), ("parent", "Parent"), ("created_at", "Written at"))
 
@@ -77,7 +78,14 @@ def render(service: Service) -> str:
 
 
 def _with_lines(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{**run, "progress": progress_line(run["progress"])} for run in runs]
+    return [
+        {
+            **run,
+            "progress": progress_line(run["progress"]),
+            "own_adapters": own_adapters_line(run["report"].get("own_adapters", ())),
+        }
+        for run in runs
+    ]
 
 
 def _section(title: str, columns: Sequence[tuple[str, str]], rows: Sequence[dict[str, Any]]) -> str:

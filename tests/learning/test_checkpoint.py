@@ -18,8 +18,9 @@ from adaptive_spec.core import Trace
 from adaptive_spec.errors import RunError
 from adaptive_spec.learning.checkpoint import CHECKPOINT_NAME, read_checkpoint
 from adaptive_spec.learning.distil import DistilReport, distil
+from adaptive_spec.learning.own import ADAPTER_NAME
 from adaptive_spec.learning.pinned import pinned
-from adaptive_spec.learning.run import ADAPTER_NAME, REPORT_NAME
+from adaptive_spec.learning.run import REPORT_NAME
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.runs import create_run, get_run
 from adaptive_spec.records.traces import TraceStore

@@ -96,3 +96,34 @@ def test_an_empty_tail_stays_finite() -> None:
     sharp = bucketed_log_probs(torch.tensor([[90.0, 0.0, 0.0]]), torch.tensor([[0, 1]]))
     for name in LOSSES:
         assert torch.isfinite(distillation_loss(name, log_probs, sharp)).all()
+
+
+@pytest.mark.parametrize("scale", [0.1, 3.0, 40.0])
+def test_log_probs_and_their_gradient_equal_the_plain_ones(scale: float) -> None:
+    generator = torch.Generator().manual_seed(1)
+    plain = (torch.randn(30, 500, generator=generator) * scale).requires_grad_(True)
+    fast = plain.detach().clone().requires_grad_(True)
+    token_ids = torch.stack([torch.randperm(500, generator=generator)[:8] for _ in range(30)])
+    token_ids[0] = torch.arange(8).flip(0)
+    asked = plain.log_softmax(-1).gather(-1, token_ids)
+    found = bucketed_log_probs(fast, token_ids)
+    torch.testing.assert_close(found[:, :-1], asked, rtol=1e-5, atol=1e-5)
+    pull = torch.randn(asked.shape, generator=generator)
+    (asked * pull).sum().backward()
+    (found[:, :-1] * pull).sum().backward()
+    assert plain.grad is not None and fast.grad is not None and float(plain.grad.abs().max()) > 0.01
+    torch.testing.assert_close(fast.grad, plain.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_a_token_asked_for_twice_gets_both_gradients() -> None:
+    logits = torch.zeros(1, 4, requires_grad=True)
+    bucketed_log_probs(logits, torch.tensor([[2, 2]]))[:, :-1].sum().backward()
+    assert logits.grad is not None
+    torch.testing.assert_close(logits.grad, torch.tensor([[-0.5, -0.5, 1.5, -0.5]]))
+
+
+def test_half_precision_logits_get_gradients_of_their_type() -> None:
+    logits = torch.randn(3, 9, generator=torch.Generator().manual_seed(2)).bfloat16().requires_grad_(True)
+    found = bucketed_log_probs(logits, torch.tensor([[0, 1], [2, 3], [4, 5]]))
+    found.sum().backward()
+    assert found.dtype == torch.float32 and logits.grad is not None and logits.grad.dtype == torch.bfloat16

@@ -13,9 +13,10 @@ import pytest
 from adaptive_spec.core import Trace
 from adaptive_spec.errors import NotEnoughDataError, RunError
 from adaptive_spec.learning import run
+from adaptive_spec.learning.judge import read_judgement
 from adaptive_spec.models.loading import ModelPair
 from adaptive_spec.records.database import Database
-from adaptive_spec.records.runs import create_run, get_run
+from adaptive_spec.records.runs import count_traces, create_run, get_run, update_run
 from adaptive_spec.records.traces import TraceStore
 from adaptive_spec.releases.bundle import read_bundle, verify_adapter, write_bundle
 from adaptive_spec.releases.registry import publish
@@ -76,6 +77,47 @@ def test_two_runs_the_second_on_top_of_the_first(
     assert report["provenance"]["parent"] == 1
 
 
+def test_domains_win_adapters_that_have_to_win_again(
+    database: Database, settings: Settings, pair: ModelPair, tmp_path: Path
+) -> None:
+    own = {"own_min_requests": 5, "own_margin_share": 0.0, "learning_rate": 2e-2, "batch_tokens": 256}
+    settings = settings.model_copy(update={"learning": settings.learning.model_copy(update=own)})
+    for seed, (domain, step) in enumerate({"code": 3, "sql": 5}.items()):
+        store(database, settings, toy_traces(130, seed=seed, states=96, step=step, domain=domain))
+    first = tmp_path / f"run-{start(database, settings, tmp_path)}"
+    described = json.loads((first / "distil.json").read_text())
+    verdicts = get_run(database, 1).report["own_adapters"]
+    assert described["provenance"]["own_adapters"] == verdicts
+    assert {row["domain"]: row["winner"] for row in verdicts} == {"code": "new", "sql": "new"}, "opposed domains"
+    assert all(row["training"]["steps"] > 0 and row["contenders"][0]["gain_share_low"] > 0 for row in verdicts)
+    carried = {domain: Path(folder) for domain, folder in described["domain_adapters"].items()}
+    assert carried.keys() == {"code", "sql"}
+    folder = write_bundle(
+        settings.releases.folder,
+        1,
+        adapter=first / "adapter",
+        thresholds={},
+        provenance=described["provenance"],
+        vocabulary=described["vocabulary"],
+        domain_adapters=carried,
+    )
+    publish(database, settings.releases.folder, 1, {"passed": True}, draft=pair.draft, hashes=pair.hashes)
+    gain = get_run(database, 1).report["gain"]
+    assert gain["num_new_traces"] == count_traces(database) and 0 < gain["gain_share"] < gain["gain_share_high"]
+    update_run(database, 1, state="passed", release=1)
+
+    none_trained = settings.learning.model_copy(update={"own_max_domains": 0, "max_epochs": 1, "learning_rate": 1e-9})
+    again = settings.model_copy(update={"learning": none_trained})
+    second = tmp_path / f"run-{start(database, again, tmp_path)}"
+    after, before = read_judgement(first).after, read_judgement(second).before
+    assert after == before, "the gate compares with the live release as it serves: domains under their own adapters"
+    verdicts = get_run(database, 2).report["own_adapters"]
+    assert [(row["winner"], row["training"]) for row in verdicts] == [("live", None)] * 2
+    kept = json.loads((second / "distil.json").read_text())["domain_adapters"]
+    assert {Path(adapter).parent.parent for adapter in kept.values()} == {folder}
+    assert get_run(database, 2).report["gain"]["num_new_traces"] == 0
+
+
 def test_a_failure_is_written_to_the_row(database: Database, settings: Settings, tmp_path: Path) -> None:
     with pytest.raises(NotEnoughDataError):
         start(database, settings, tmp_path)
@@ -96,7 +138,7 @@ def test_a_run_whose_service_was_killed_ends(
 
 def test_a_paused_run_waits_and_its_clock_with_it(database: Database, tmp_path: Path) -> None:
     run_id, flag = create_run(database, "test", {}), tmp_path / run.PAUSE_NAME
-    tell = run._Teller(database, run_id, flag)
+    tell = run.RunTeller(database, run_id, flag)
     assert tell({"phase": "distil", "step": 3}) == 0.0
     flag.touch()
     timer = threading.Timer(0.5, flag.unlink)
@@ -104,12 +146,3 @@ def test_a_paused_run_waits_and_its_clock_with_it(database: Database, tmp_path: 
     assert tell({"phase": "distil", "step": 4}) >= 0.4
     timer.join()
     assert get_run(database, run_id).progress == {"phase": "paused", "step": 4}
-
-
-def test_split_keeps_prompts_together() -> None:
-    traces = toy_traces(60, seed=1)
-    fitted, selection = run.split(traces)
-    assert len(fitted) + len(selection) == 60 and fitted and selection
-    prompts = [{trace.tokens[: trace.prompt_tokens] for trace in part} for part in (fitted, selection)]
-    assert not prompts[0] & prompts[1]
-    assert len(selection) < 30

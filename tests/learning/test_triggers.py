@@ -5,7 +5,18 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from adaptive_spec.learning.triggers import AGE, AUTOMATIC, VOLUME, Facts, decline, due
+from adaptive_spec.learning.triggers import (
+    AGE,
+    AUTOMATIC,
+    DRIFT,
+    GAIN,
+    VOLUME,
+    Facts,
+    decline,
+    due,
+    expected_gain_share,
+)
+from adaptive_spec.records.runs import RunGain
 from adaptive_spec.settings import LearningSettings, ScheduleSettings
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -59,4 +70,36 @@ def test_not_now(trigger: str, facts: Facts, kind: str, told: str, who: str) -> 
 
 
 def test_a_first_run_has_no_cool_down() -> None:
+    assert decline("schedule", replace(READY, learned_at=None, last_run_at=None), SCHEDULE, LEARNING, NOW) is None
+
+
+def after(*gains: RunGain, num_new_traces: int = 40) -> Facts:
+    return replace(READY, gains=gains, num_new_traces=num_new_traces)
+
+
+@pytest.mark.parametrize("trigger", [*AUTOMATIC, "person"])
+def test_a_run_that_promises_too_little_waits_unless_drift_or_a_person_asks(trigger: str) -> None:
+    facts = after(RunGain(num_new_traces=1000, gain_share=0.001, gain_share_high=0.005))
+    found = decline(trigger, facts, SCHEDULE, LEARNING, NOW)
+    if trigger in (DRIFT, "person"):
+        assert found is None
+    else:
+        assert found is not None and found.kind == GAIN
+        assert "40 new traces promise 0.02%" in found.reason
+        assert "schedule.min_expected_gain_share is 0.50%" in found.reason
+    assert decline(trigger, facts, SCHEDULE, LEARNING, NOW, force=True) is None
+    assert decline(trigger, replace(facts, num_new_traces=1001), SCHEDULE, LEARNING, NOW) is None
+    off = SCHEDULE.model_copy(update={"min_expected_gain_share": 0.0})
+    assert decline(trigger, facts, off, LEARNING, NOW) is None
+
+
+def test_the_better_of_the_last_runs_speaks() -> None:
+    spoilt, good = RunGain(10, -0.2, -0.1), RunGain(500, 0.02, 0.03)
+    assert expected_gain_share(after(spoilt, good, num_new_traces=50)) == pytest.approx(0.003)
+    assert expected_gain_share(after(spoilt)) == 0.0
+    assert expected_gain_share(after(RunGain(0, 0.1, 0.2))) is None, "a forced run without anything new says nothing"
+
+
+def test_nothing_is_held_against_a_first_run() -> None:
+    assert expected_gain_share(READY) is None
     assert decline("schedule", replace(READY, learned_at=None, last_run_at=None), SCHEDULE, LEARNING, NOW) is None
