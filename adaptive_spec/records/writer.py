@@ -243,6 +243,7 @@ def _step_row(step: Step) -> dict[str, Any]:
         "given_up_nats": float(step.given_up_nats),
         "match_length": int(step.match_length),
         "request_temperature": float(step.request_temperature),
+        "policy": step.policy,
         "at": step.at,
     }
 
