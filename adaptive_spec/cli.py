@@ -851,6 +851,24 @@ def db_upgrade() -> None:
     typer.echo(f"{_without_password(url)} is up to date.")
 
 
+@db_app.command("prune")
+def db_prune(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    json_: Json = False,
+) -> None:
+    """Roll up outcomes, and delete what the settings `retention` keep no longer."""
+    from adaptive_spec.pruning import prune
+    from adaptive_spec.settings import load_settings
+
+    settings = load_settings()
+    found = asdict(_read_database(settings.records.url, lambda database: prune(database, settings, dry_run=dry_run)))
+    files = {kind: " ".join(map(str, found[kind])) or "none" for kind in ("releases", "checkpoints")}
+    rows = [{"what": name, "deleted": number} for name, number in {**found["rows"], **files}.items()]
+    _show(found, rows, ("what", "deleted"), json_)
+    if dry_run and not json_:
+        typer.echo("Nothing was deleted.")
+
+
 # ---- traces
 
 

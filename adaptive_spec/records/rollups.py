@@ -76,7 +76,7 @@ def _last_step(database: Database) -> int:
         return state.last_step if state else 0
 
 
-def _state(database: Database, session: Session) -> RollupStateRow:
+def locked_state(database: Database, session: Session) -> RollupStateRow:
     """The state, locked until the transaction ends."""
     if session.get(RollupStateRow, 1) is None:
         insert = (sqlite.insert if database.is_sqlite else postgresql.insert)(RollupStateRow)
@@ -87,7 +87,7 @@ def _state(database: Database, session: Session) -> RollupStateRow:
 def _roll_up_steps(database: Database, newest: int) -> int:
     """Roll up the next steps with ids up to ``newest``, and return the last one's."""
     with database.session_scope() as session:
-        state = _state(database, session)
+        state = locked_state(database, session)
         ids = select(Steps.id).where(Steps.id > state.last_step, Steps.id <= newest).order_by(Steps.id)
         last = session.scalar(select(func.max(ids.limit(_BATCH_STEPS).subquery().c.id)))
         if last is None:
@@ -156,7 +156,7 @@ def _roll_up_requests(database: Database) -> int:
     names = ("domain", "first_release", "last_release", "policy", "finished_at", "completion_tokens", "decode_seconds")
     columns = (RequestRow.request_id, *(getattr(RequestRow, name) for name in names))
     with database.session_scope() as session:
-        _state(database, session)
+        locked_state(database, session)
         query = select(*columns).where(~RequestRow.rolled_up).order_by(RequestRow.finished_at).limit(_BATCH_REQUESTS)
         rows = session.execute(query).all()
         if rows:

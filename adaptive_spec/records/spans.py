@@ -1,8 +1,8 @@
 """Spans of time that rollups have, and how a window of statistics is pieced together from them.
 
-A window that begins at any moment is: raw rows up to the first minute that is there, minutes up to the first hour, hours
-up to the first day, and days from there on; so a month is some thirty days and at most a day of what is finer.  No
-row is in two pieces.  What is not rolled up yet comes on top.
+A window that begins at any moment is: raw rows up to the first minute that is there, minutes up to the first hour,
+hours up to the first day, and days from there on; so a month is some thirty days and at most a day of what is finer.
+No row is in two pieces.  What is not rolled up yet comes on top.
 """
 
 from dataclasses import dataclass

@@ -259,7 +259,7 @@ def _finished(about: _Slice, seen: Window) -> Iterator[Executable]:
     )
     parts = [[~raw.rolled_up, *seen.fresh(raw.finished_at)]]
     if seen.has_edge:
-        parts.append([raw.rolled_up, *seen.edge(raw.finished_at)])
+        parts.append([raw.rolled_up.is_(True), *seen.edge(raw.finished_at)])
     for conditions in parts:
         chosen = select(raw.domain, raw.policy, *columns).where(*conditions, *about.of_requests())
         yield chosen.group_by(raw.domain, raw.policy)

@@ -109,7 +109,7 @@ class RequestRow(Base):
         Index(
             "ix_requests_fresh",
             "finished_at",
-            sqlite_where=text("NOT rolled_up"),
+            sqlite_where=text("rolled_up = 0"),
             postgresql_where=text("NOT rolled_up"),
         ),
     )
@@ -174,7 +174,7 @@ class StepRollupRow(Base):
     total_variation: Mapped[float]
     given_up_nats: Mapped[float]
 
-    __table_args__: ClassVar = {"sqlite_with_rowid": False}  # the key is most of the row: stored once
+    __table_args__ = ({"sqlite_with_rowid": False},)  # the key is most of the row: stored once
 
 
 class RequestCountRow(Base):
@@ -195,7 +195,7 @@ class RequestCountRow(Base):
     policy: Mapped[str] = mapped_column(String, primary_key=True)
     num_requests: Mapped[int] = mapped_column(BigInteger)
 
-    __table_args__: ClassVar = {"sqlite_with_rowid": False}
+    __table_args__ = ({"sqlite_with_rowid": False},)
 
 
 class RequestRollupRow(Base):
@@ -212,7 +212,7 @@ class RequestRollupRow(Base):
     timed_tokens: Mapped[int] = mapped_column(BigInteger)  # completion tokens of those that were decoded
     decode_seconds: Mapped[float]
 
-    __table_args__: ClassVar = {"sqlite_with_rowid": False}
+    __table_args__ = ({"sqlite_with_rowid": False},)
 
 
 class RollupStateRow(Base):
@@ -370,3 +370,14 @@ class EventRow(Base):
     at: Mapped[datetime]
 
     __table_args__ = (Index(None, "kind", "id"),)
+
+
+class DriftCountRow(Base):
+    """Drifts whose events are deleted: the metrics go on counting them."""
+
+    __tablename__ = "drift_counts"
+
+    domain: Mapped[str] = mapped_column(String, primary_key=True)
+    stream: Mapped[str] = mapped_column(String, primary_key=True)
+    direction: Mapped[str] = mapped_column(String, primary_key=True)
+    num_drifts: Mapped[int]

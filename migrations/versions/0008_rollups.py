@@ -1,4 +1,4 @@
-"""Rollups of outcomes, and the policy of a step
+"""Rollups of outcomes, the policy of a step, and counts of deleted drifts
 
 Revision: 0008, after 0007.
 """
@@ -21,6 +21,7 @@ _STEP_COUNTS = (
     "num_emitted_tokens",
     "num_divergent_tokens",
 )
+_DRIFT = ("domain", "stream", "direction")
 _STEP_SUMS = ("overlap_sum", "total_variation", "given_up_nats")
 
 
@@ -33,8 +34,13 @@ def upgrade() -> None:
     )
     op.drop_index("ix_steps_domain_release_at", "steps")
     op.add_column("requests", sa.Column("rolled_up", sa.Boolean(), nullable=False, server_default=sa.false()))
-    fresh = sa.text("NOT rolled_up")
-    op.create_index("ix_requests_fresh", "requests", ["finished_at"], sqlite_where=fresh, postgresql_where=fresh)
+    op.create_index(
+        "ix_requests_fresh",
+        "requests",
+        ["finished_at"],
+        sqlite_where=sa.text("rolled_up = 0"),
+        postgresql_where=sa.text("NOT rolled_up"),
+    )
     _create(
         "step_rollups",
         [*_key(*_SLICE), *(sa.Column(name, sa.Integer(), nullable=False) for name in _OUTCOME)],
@@ -60,11 +66,17 @@ def upgrade() -> None:
         *(sa.Column(f"{name}_since", sa.DateTime(timezone=True)) for name in ("steps", "minutes", "hours")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_rollup_state")),
     )
+    op.create_table(
+        "drift_counts",
+        *(sa.Column(name, sa.String(), nullable=False) for name in _DRIFT),
+        sa.Column("num_drifts", sa.Integer(), nullable=False),
+        sa.PrimaryKeyConstraint(*_DRIFT, name=op.f("pk_drift_counts")),
+    )
 
 
 def downgrade() -> None:
     """Take back.  What was rolled up and deleted is lost."""
-    for table in ("rollup_state", "request_rollups", "request_counts", "step_rollups"):
+    for table in ("drift_counts", "rollup_state", "request_rollups", "request_counts", "step_rollups"):
         op.drop_table(table)
     op.drop_index("ix_requests_fresh", "requests")
     op.drop_column("requests", "rolled_up")
