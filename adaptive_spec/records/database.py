@@ -24,7 +24,8 @@ from sqlalchemy.orm import Session
 from sqlalchemy.util import immutabledict
 
 from adaptive_spec.errors import RecordsError
-from adaptive_spec.records.tables import Base
+from adaptive_spec.records.insertion import insert_rows
+from adaptive_spec.records.tables import Base, StepRow
 
 BUSY_TIMEOUT_MS = 30_000
 _WAL_RETRY_SECONDS = 0.02
@@ -83,6 +84,9 @@ class Database:
         """Insert rows, passing over those whose unique key is there already, so that a retry is harmless."""
         if rows:
             self._number(session, exclusive=False)
+            if table is StepRow:
+                insert_rows(session, table, rows)
+                return
             insert = sqlite.insert if self.is_sqlite else postgresql.insert
             session.execute(insert(table).on_conflict_do_nothing(), list(rows))
 
