@@ -784,6 +784,34 @@ def bench_verifiers(
     print_report(records)
 
 
+@app.command("bench-records")
+def bench_records(
+    database: Annotated[
+        list[str] | None,
+        typer.Option(help="URL of an empty database, which is filled; repeatable.  [default: a SQLite file that goes]"),
+    ] = None,
+    shape: Annotated[str | None, typer.Option(help="URL of a database whose steps give the shape of traffic.")] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Emitted tokens of the recorded traffic.")] = 1_000_000,
+    seed: Annotated[int, typer.Option(help="Seed of the traffic.")] = 0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="File for the list of records.")] = None,
+) -> None:
+    """Measure how fast outcomes are written, what they take on the disk, and how fast statistics answer."""
+    import tempfile
+
+    from adaptive_spec.bench.progress import Teller
+    from adaptive_spec.bench.records_load import measure, shape_of
+    from adaptive_spec.bench.records_report import print_report
+
+    _require_folders(json_file)
+    tell, templates = Teller(sys.stderr), shape_of(shape) if shape else None
+    with tempfile.TemporaryDirectory() as folder:
+        urls = database or [f"sqlite:///{folder}/records.db"]
+        loads = [measure(url, tokens, templates, seed, tell) for url in urls]
+    tell.done("bench-records", "")
+    _write_records([load.to_dict() for load in loads], json_file)
+    print_report(loads, [factor * tokens for factor in (1, 10, 100)])
+
+
 @app.command()
 def ablate(
     out: Annotated[Path, typer.Argument(help="File of JSON lines, a training each; what it holds is not repeated.")],

@@ -105,6 +105,22 @@ class Database:
             lock = "pg_advisory_xact_lock" if exclusive else "pg_advisory_xact_lock_shared"
             session.execute(text(f"SELECT {lock}(:key)"), {"key": _NUMBER_LOCK})
 
+    @property
+    def version(self) -> str:
+        """The database's name and version."""
+        with self.session_scope(read_only=True) as session:
+            if self.is_sqlite:
+                return f"SQLite {session.scalar(text('SELECT sqlite_version()'))}"
+            return f"PostgreSQL {session.scalar(text('SHOW server_version'))}"
+
+    def num_bytes(self) -> int:
+        """Return what tables and indexes take on the disk, the logs left out."""
+        with self.session_scope(read_only=True) as session:
+            if not self.is_sqlite:
+                return session.scalar(text("SELECT pg_database_size(current_database())")) or 0
+            pages = [session.scalar(text(f"PRAGMA {name}")) or 0 for name in ("page_count", "page_size")]
+            return int(pages[0] * pages[1])
+
     def settle(self, *, scrub: bool = False) -> None:
         """Bring what was committed to the disk, so that not even a power cut takes it back.
 
