@@ -194,17 +194,25 @@ def stats(
     policy: Annotated[str | None, typer.Option(help="Only requests under: policy, fixed, off or cache.")] = None,
     drafter: Annotated[str | None, typer.Option(help="Only chains of: model or ngram.")] = None,
     verifier: Annotated[str | None, typer.Option(help="Only steps judged by this verifier.")] = None,
+    days: Annotated[float | None, typer.Option(min=0, max=36_500, help="Only the last so many days.")] = None,
     url: Url = None,
     json_: Json = False,
 ) -> None:
     """Acceptance, speed and divergence per domain."""
+    query: dict[str, Any] = {
+        "domain": domain,
+        "release": release,
+        "policy": policy,
+        "drafter": drafter,
+        "verifier": verifier,
+        "days": days,
+    }
 
     def direct(database: "Database") -> dict[str, Any]:
         from adaptive_spec.serving import views
 
-        return views.stats(database, domain=domain, release=release, policy=policy, drafter=drafter, verifier=verifier)
+        return views.stats(database, **query)
 
-    query = {"domain": domain, "release": release, "policy": policy, "drafter": drafter, "verifier": verifier}
     found = _ask(url, "/api/stats", query, direct)
     columns = (
         "domain",

@@ -117,14 +117,14 @@ def prune(database: Database, **days: float) -> dict[str, int]:
     return Expiry(database, cutoffs(database, kept, NOW)).delete()
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), days=st.floats(0.01, 3))
 def test_figures_are_those_of_raw_rows(
     database: Database, data: st.DataObject, days: float, monkeypatch_batches: Any
 ) -> None:
     items = random_items(data.draw(st.integers(0, 10**6), "seed"), 20, START, days)
     early = data.draw(st.integers(0, len(items)), "rolled up at first")
-    monkeypatch_batches(data.draw(st.integers(3, 60), "steps of a batch"))
+    monkeypatch_batches(data.draw(st.integers(10, 60), "steps of a batch"))
     filters = data.draw(st.lists(st.sampled_from(FILTERS), min_size=2, max_size=2), "filters")
     moments = [None, START + data.draw(st.floats(-0.1, 1.1), "since") * days * DAY]
     empty(database)
