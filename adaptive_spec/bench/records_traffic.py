@@ -44,7 +44,7 @@ def traffic(
     begin = end - timedelta(days=DAYS)
     for index in range(number):
         at = begin + timedelta(days=DAYS) * ((index + 1) / number)
-        template = shape[generator.integers(len(shape))]
+        template = shape[int(generator.integers(len(shape)))]
         yield again(template, f"chatcmpl-{seed:04x}{index:028x}", at)
 
 

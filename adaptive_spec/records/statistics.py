@@ -78,10 +78,11 @@ class _Sums:
             self.totals[name] += int(getattr(row, name))
         for name in _SUMS:
             self.sums[name] += float(getattr(row, name))
+        num_steps = int(row.num_steps)  # PostgreSQL adds up to decimals
         for position in range(row.num_reached):
-            self.reached[position] += row.num_steps
+            self.reached[position] += num_steps
         for position in range(row.num_reached_accepted):
-            self.accepted[position] += row.num_steps
+            self.accepted[position] += num_steps
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,7 +234,7 @@ def test_a_request_counts_where_its_last_step_is(database: Database) -> None:
     assert [row.num_requests for row in domain_statistics(database)] == [1]
     with database.session_scope(read_only=True) as session:
         counts = select(RequestCountRow.start, func.sum(RequestCountRow.num_requests)).group_by(RequestCountRow.start)
-        days = dict(session.execute(counts.where(RequestCountRow.span == "day")).tuples().all())
+        days = {start: int(number) for start, number in session.execute(counts.where(RequestCountRow.span == "day"))}
     assert days == {floor(START, "day"): 0, floor(START + DAY, "day"): len(list(rollups.kinds(0, "model", "exact")))}
 
 
