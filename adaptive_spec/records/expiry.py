@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
-from sqlalchemy import ColumnElement, CursorResult, delete, func, select
+from sqlalchemy import ColumnElement, CursorResult, delete, false, func, select
 from sqlalchemy.orm import Session
 
 from adaptive_spec.records.database import Database
@@ -120,7 +120,7 @@ class Expiry:
         found: dict[str, tuple[Any, list[ColumnElement[bool]]]] = {}
         if due.outcomes is not None:
             found["steps"] = (StepRow, [StepRow.at < due.outcomes, StepRow.id <= last_step, StepRow.id < newest])
-            found["requests"] = (RequestRow, [RequestRow.rolled_up.is_(True), RequestRow.finished_at < due.outcomes])
+            found["requests"] = (RequestRow, [RequestRow.rolled_up != false(), RequestRow.finished_at < due.outcomes])
         if due.evidence is not None:
             found["evidence"] = (EvidenceRow, [EvidenceRow.at < due.evidence])
         if due.events is not None:

@@ -157,7 +157,7 @@ def _roll_up_requests(database: Database) -> int:
     columns = (RequestRow.request_id, *(getattr(RequestRow, name) for name in names))
     with database.session_scope() as session:
         locked_state(database, session)
-        query = select(*columns).where(~RequestRow.rolled_up).order_by(RequestRow.finished_at).limit(_BATCH_REQUESTS)
+        query = select(*columns).where(~RequestRow.rolled_up).limit(_BATCH_REQUESTS)
         rows = session.execute(query).all()
         if rows:
             _add(database, session, RequestRollupRow, _request_sums(rows))

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Executable, Row, and_, case, distinct, func, select, true
+from sqlalchemy import Executable, Row, and_, case, distinct, false, func, select, true
 from sqlalchemy.orm import aliased
 
 from adaptive_spec.records.database import Database
@@ -260,7 +260,7 @@ def _finished(about: _Slice, seen: Window) -> Iterator[Executable]:
     )
     parts = [[~raw.rolled_up, *seen.fresh(raw.finished_at)]]
     if seen.has_edge:
-        parts.append([raw.rolled_up.is_(True), *seen.edge(raw.finished_at)])
+        parts.append([raw.rolled_up != false(), *seen.edge(raw.finished_at)])
     for conditions in parts:
         chosen = select(raw.domain, raw.policy, *columns).where(*conditions, *about.of_requests())
         yield chosen.group_by(raw.domain, raw.policy)

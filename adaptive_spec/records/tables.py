@@ -110,15 +110,7 @@ class RequestRow(Base):
     policy: Mapped[str]
     rolled_up: Mapped[bool] = mapped_column(default=False)
 
-    __table_args__ = (
-        Index(None, "domain", "finished_at"),
-        Index(
-            "ix_requests_fresh",
-            "finished_at",
-            sqlite_where=text("rolled_up = 0"),
-            postgresql_where=text("NOT rolled_up"),
-        ),
-    )
+    __table_args__ = (Index(None, "domain", "finished_at"), Index(None, "rolled_up", "domain", "finished_at"))
 
 
 class StepRow(Base):

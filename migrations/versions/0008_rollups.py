@@ -11,6 +11,7 @@ down_revision = "0007"
 branch_labels = None
 depends_on = None
 
+_FRESH = "ix_requests_rolled_up_domain_finished_at"
 _SLICE = ("drafter", "verifier", "policy")
 _OUTCOME = ("num_reached", "num_reached_accepted")
 _STEP_COUNTS = (
@@ -34,13 +35,7 @@ def upgrade() -> None:
     )
     op.drop_index("ix_steps_domain_release_at", "steps")
     op.add_column("requests", sa.Column("rolled_up", sa.Boolean(), nullable=False, server_default=sa.false()))
-    op.create_index(
-        "ix_requests_fresh",
-        "requests",
-        ["finished_at"],
-        sqlite_where=sa.text("rolled_up = 0"),
-        postgresql_where=sa.text("NOT rolled_up"),
-    )
+    op.create_index(_FRESH, "requests", ["rolled_up", "domain", "finished_at"])
     _create(
         "step_rollups",
         [*_key(*_SLICE), *(sa.Column(name, sa.Integer(), nullable=False) for name in _OUTCOME)],
@@ -78,7 +73,7 @@ def downgrade() -> None:
     """Take back.  What was rolled up and deleted is lost."""
     for table in ("drift_counts", "rollup_state", "request_rollups", "request_counts", "step_rollups"):
         op.drop_table(table)
-    op.drop_index("ix_requests_fresh", "requests")
+    op.drop_index(_FRESH, "requests")
     op.drop_column("requests", "rolled_up")
     op.create_index("ix_steps_domain_release_at", "steps", ["domain", "release", "at"])
     op.drop_column("steps", "policy")
