@@ -1,5 +1,6 @@
 """One prune() over everything: it counts before it deletes, and a dry run writes nothing."""
 
+import json
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -104,8 +105,11 @@ def test_the_command_says_what_it_deletes(
     database.close()
     monkeypatch.setenv("ADAPTIVE_SPEC_RECORDS__URL", settings.records.url)
     monkeypatch.setenv("ADAPTIVE_SPEC_RELEASES__FOLDER", str(settings.releases.folder))
-    result = CliRunner().invoke(app, ["db", "prune"])
-    assert result.exit_code == 0, result.output
-    assert any(line.split("│")[1:2] and "steps" in line and "1" in line for line in result.output.splitlines())
-    again = CliRunner().invoke(app, ["db", "prune", "--dry-run", "--json"])
-    assert '"steps": 0' in again.output
+    dry, real, again = (
+        json.loads(CliRunner().invoke(app, ["db", "prune", "--json", *flags], catch_exceptions=False).stdout)
+        for flags in (["--dry-run"], [], [])
+    )
+    assert dry["rows"]["steps"] == 0  # not rolled up yet
+    assert (real["rows"]["steps"], again["rows"]["steps"]) == (1, 0)
+    told = CliRunner().invoke(app, ["db", "prune", "--dry-run"])
+    assert told.exit_code == 0 and "Nothing was deleted" in told.stdout and "calibrations" in told.stdout

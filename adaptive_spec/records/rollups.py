@@ -55,14 +55,13 @@ def roll_up(database: Database, stopped: Callable[[], bool] = lambda: False) -> 
     Raises:
         SQLAlchemyError: the database does not answer.
     """
-    begun = _last_step(database)
-    newest = database.settled_id(Steps)
-    last = begun
+    newest, last, total = database.settled_id(Steps), _last_step(database), 0
     while last < newest and not stopped():
-        last = _roll_up_steps(database, newest)
+        last, num_steps = _roll_up_steps(database, newest)
+        total += num_steps
     while not stopped() and _roll_up_requests(database):
         pass
-    return max(0, last - begun)
+    return total
 
 
 def kinds(release: int, drafter: str, verifier: str) -> Iterable[tuple[int, str, str]]:
@@ -84,20 +83,20 @@ def locked_state(database: Database, session: Session) -> RollupStateRow:
     return session.get_one(RollupStateRow, 1, with_for_update=True, populate_existing=True)
 
 
-def _roll_up_steps(database: Database, newest: int) -> int:
-    """Roll up the next steps with ids up to ``newest``, and return the last one's."""
+def _roll_up_steps(database: Database, newest: int) -> tuple[int, int]:
+    """Roll up the next steps with ids up to ``newest``; return up to which id that was, and how many."""
     with database.session_scope() as session:
         state = locked_state(database, session)
         ids = select(Steps.id).where(Steps.id > state.last_step, Steps.id <= newest).order_by(Steps.id)
         last = session.scalar(select(func.max(ids.limit(_BATCH_STEPS).subquery().c.id)))
-        if last is None:
+        if last is None:  # another process was faster, or the ids are of rows that never came
             state.last_step = max(newest, state.last_step)
-        else:
-            batch = (Steps.id > state.last_step, Steps.id <= last)
-            _add(database, session, StepRollupRow, _step_sums(database, session, batch))
-            _add(database, session, RequestCountRow, _request_moves(session, state.last_step, last))
-            state.last_step = last
-        return state.last_step
+            return state.last_step, 0
+        sums = _step_sums(database, session, (Steps.id > state.last_step, Steps.id <= last))
+        _add(database, session, StepRollupRow, sums)
+        _add(database, session, RequestCountRow, _request_moves(session, state.last_step, last))
+        state.last_step = last
+        return last, sum(int(row["num_steps"]) for row in sums if row["span"] == "day")
 
 
 def _step_sums(database: Database, session: Session, batch: Iterable[ColumnElement[bool]]) -> list[dict[str, Any]]:
