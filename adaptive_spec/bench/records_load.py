@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import chain, islice
 from pathlib import Path
 from statistics import median
-from time import perf_counter, process_time
+from time import perf_counter, process_time, sleep
 from typing import Any
 
 from adaptive_spec.bench.progress import Teller
@@ -31,6 +31,7 @@ from adaptive_spec.settings import RecordSettings
 
 _CHUNK_REQUESTS = 500
 _REPEATS = 9
+_PAUSE_SECONDS = 0.2  # between two questions, as from people and scrapers
 
 Request = tuple[list[Step], FinishedRequest]
 
@@ -178,6 +179,7 @@ def _ask(database: Database, since: datetime, when: str) -> dict[str, tuple[floa
 def _time(ask: Callable[[], Any]) -> tuple[float, float]:
     seconds = []
     for _ in range(_REPEATS):
+        sleep(_PAUSE_SECONDS)
         begun = perf_counter()
         ask()
         seconds.append(perf_counter() - begun)

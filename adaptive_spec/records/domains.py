@@ -11,9 +11,7 @@ def list_domains(database: Database) -> list[str]:
     """Return every domain that ever had a request or a step, or has a trace, sorted."""
     with database.session_scope(read_only=True) as session:
         seen = window(session, None)
-        rolled_up = [
-            select(table.domain).where(*p.of(table)) for p in seen.pieces for table in (StepRollupRow, RequestRollupRow)
-        ]
+        rolled_up = [select(table.domain).where(seen.rolled_up(table)) for table in (StepRollupRow, RequestRollupRow)]
         raw = [
             select(RequestRow.domain).where(~RequestRow.rolled_up),
             select(StepRow.domain).where(StepRow.id > seen.last_step),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
-from sqlalchemy import ColumnElement
+from sqlalchemy import ColumnElement, and_, or_
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from adaptive_spec.records.tables import RequestCountRow, RequestRollupRow, RollupStateRow, StepRollupRow
@@ -35,14 +35,14 @@ class Piece:
     start: datetime | None
     end: datetime | None
 
-    def of(self, table: Rollup) -> list[ColumnElement[bool]]:
-        """The conditions that choose them."""
+    def of(self, table: Rollup) -> ColumnElement[bool]:
+        """The condition that chooses them."""
         conditions = [table.span == self.span]
         if self.start is not None:
             conditions.append(table.start >= self.start)
         if self.end is not None:
             conditions.append(table.start < self.end)
-        return conditions
+        return and_(*conditions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,10 @@ class Window:
     def has_edge(self) -> bool:
         """Whether raw rows stand for rollups at its beginning."""
         return self.start != self.aligned
+
+    def rolled_up(self, table: Rollup) -> ColumnElement[bool]:
+        """The condition that chooses rollups."""
+        return or_(*(piece.of(table) for piece in self.pieces))
 
     def fresh(self, at: InstrumentedAttribute[datetime]) -> list[ColumnElement[bool]]:
         """Conditions on the time of rows that are not rolled up."""

@@ -211,8 +211,7 @@ def _step_sums(about: _Slice, seen: Window) -> Iterator[Executable]:
         raw = [value.label(name) for name, value in STEP_SUMS.items()]
         yield _by_outcome(StepRow, raw, [*conditions, *about.of_steps(StepRow)])
     rolled_up = [func.sum(getattr(StepRollupRow, name)).label(name) for name in STEP_SUMS]
-    for piece in seen.pieces:
-        yield _by_outcome(StepRollupRow, rolled_up, [*piece.of(StepRollupRow), *about.of_steps(StepRollupRow)])
+    yield _by_outcome(StepRollupRow, rolled_up, [seen.rolled_up(StepRollupRow), *about.of_steps(StepRollupRow)])
 
 
 def _by_outcome(table: Any, columns: list[Any], conditions: list[Any]) -> Executable:
@@ -242,12 +241,11 @@ def _request_counts(about: _Slice, seen: Window) -> Iterator[Executable]:
             .where(*conditions, *about.of_steps(StepRow), ~elsewhere.exists() if seen.last_step else true())
             .group_by(StepRow.domain)
         )
-    for piece in seen.pieces:
-        yield (
-            select(RequestCountRow.domain, func.sum(RequestCountRow.num_requests).label("num_requests"))
-            .where(*piece.of(RequestCountRow), *about.of_counts())
-            .group_by(RequestCountRow.domain)
-        )
+    yield (
+        select(RequestCountRow.domain, func.sum(RequestCountRow.num_requests).label("num_requests"))
+        .where(seen.rolled_up(RequestCountRow), *about.of_counts())
+        .group_by(RequestCountRow.domain)
+    )
 
 
 def _finished(about: _Slice, seen: Window) -> Iterator[Executable]:
@@ -267,10 +265,8 @@ def _finished(about: _Slice, seen: Window) -> Iterator[Executable]:
     table = RequestRollupRow
     names = ("num_requests", "timed_tokens", "decode_seconds")
     rolled_up = [func.sum(getattr(table, name)).label(name) for name in names]
-    for piece in seen.pieces:
-        chosen = select(table.domain, table.policy, *rolled_up)
-        conditions = [*piece.of(table), *about.of(table, "domain", "release", "policy")]
-        yield chosen.where(*conditions).group_by(table.domain, table.policy)
+    conditions = [seen.rolled_up(table), *about.of(table, "domain", "release", "policy")]
+    yield select(table.domain, table.policy, *rolled_up).where(*conditions).group_by(table.domain, table.policy)
 
 
 def _statistics(
