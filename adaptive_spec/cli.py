@@ -194,17 +194,25 @@ def stats(
     policy: Annotated[str | None, typer.Option(help="Only requests under: policy, fixed, off or cache.")] = None,
     drafter: Annotated[str | None, typer.Option(help="Only chains of: model or ngram.")] = None,
     verifier: Annotated[str | None, typer.Option(help="Only steps judged by this verifier.")] = None,
+    days: Annotated[float | None, typer.Option(min=0, max=36_500, help="Only the last so many days.")] = None,
     url: Url = None,
     json_: Json = False,
 ) -> None:
     """Acceptance, speed and divergence per domain."""
+    query: dict[str, Any] = {
+        "domain": domain,
+        "release": release,
+        "policy": policy,
+        "drafter": drafter,
+        "verifier": verifier,
+        "days": days,
+    }
 
     def direct(database: "Database") -> dict[str, Any]:
         from adaptive_spec.serving import views
 
-        return views.stats(database, domain=domain, release=release, policy=policy, drafter=drafter, verifier=verifier)
+        return views.stats(database, **query)
 
-    query = {"domain": domain, "release": release, "policy": policy, "drafter": drafter, "verifier": verifier}
     found = _ask(url, "/api/stats", query, direct)
     columns = (
         "domain",
@@ -791,6 +799,34 @@ def bench_verifiers(
     print_report(records)
 
 
+@app.command("bench-records")
+def bench_records(
+    database: Annotated[
+        list[str] | None,
+        typer.Option(help="URL of an empty database, which is filled; repeatable.  [default: a SQLite file that goes]"),
+    ] = None,
+    shape: Annotated[str | None, typer.Option(help="URL of a database whose steps give the shape of traffic.")] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Emitted tokens of the recorded traffic.")] = 1_000_000,
+    seed: Annotated[int, typer.Option(help="Seed of the traffic.")] = 0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="File for the list of records.")] = None,
+) -> None:
+    """Measure how fast outcomes are written, what they take on the disk, and how fast statistics answer."""
+    import tempfile
+
+    from adaptive_spec.bench.progress import Teller
+    from adaptive_spec.bench.records_load import measure, shape_of
+    from adaptive_spec.bench.records_report import print_report
+
+    _require_folders(json_file)
+    tell, templates = Teller(sys.stderr), shape_of(shape) if shape else None
+    with tempfile.TemporaryDirectory() as folder:
+        urls = database or [f"sqlite:///{folder}/records.db"]
+        loads = [measure(url, tokens, templates, seed, tell) for url in urls]
+    tell.done("bench-records", "")
+    _write_records([load.to_dict() for load in loads], json_file)
+    print_report(loads, [factor * tokens for factor in (1, 10, 100)])
+
+
 @app.command()
 def ablate(
     out: Annotated[Path, typer.Argument(help="File of JSON lines, a training each; what it holds is not repeated.")],
@@ -920,6 +956,24 @@ def db_upgrade() -> None:
     finally:
         database.close()
     typer.echo(f"{_without_password(url)} is up to date.")
+
+
+@db_app.command("prune")
+def db_prune(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    json_: Json = False,
+) -> None:
+    """Roll up outcomes, and delete what the settings `retention` keep no longer."""
+    from adaptive_spec.pruning import prune
+    from adaptive_spec.settings import load_settings
+
+    settings = load_settings()
+    found = asdict(_read_database(settings.records.url, lambda database: prune(database, settings, dry_run=dry_run)))
+    files = {kind: " ".join(map(str, found[kind])) or "none" for kind in ("releases", "checkpoints")}
+    rows = [{"what": name, "deleted": number} for name, number in {**found["rows"], **files}.items()]
+    _show(found, rows, ("what", "deleted"), json_)
+    if dry_run and not json_:
+        typer.echo("Nothing was deleted.")
 
 
 # ---- traces

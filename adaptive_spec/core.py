@@ -127,6 +127,7 @@ class Step:
     given_up_nats: float = 0.0
     match_length: int = 0  # of an n-gram chain: tokens of the suffix that it continues
     request_temperature: float = 0.0  # 0: greedy
+    policy: str = "policy"  # as of the FinishedRequest
 
 
 @dataclass(frozen=True, slots=True)

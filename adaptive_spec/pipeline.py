@@ -38,7 +38,7 @@ from adaptive_spec.releases.gate import GateReport, gate
 from adaptive_spec.releases.registry import live_release, publish, refuse
 from adaptive_spec.settings import LearningSettings, Settings
 
-_RUNS = "runs"  # below the folder of releases
+RUNS_NAME = "runs"  # below the folder of releases
 
 
 class Pipeline:
@@ -199,7 +199,7 @@ class Pipeline:
 
     @property
     def _runs(self) -> Path:
-        return self.settings.releases.folder / _RUNS
+        return self.settings.releases.folder / RUNS_NAME
 
     def _train(self, run_id: int, work: Path) -> None:
         """Run the child to its end, under the learning settings that the run began with."""

@@ -17,6 +17,7 @@ class Scheduler:
 
     Args:
         look: looks whether volume or age call for a run; left out where neither is set.
+        roll_up, prune: keep the records small.
     """
 
     def __init__(
@@ -26,6 +27,8 @@ class Scheduler:
         retrain: Callable[[], None],
         calibrate: Callable[[], None],
         look: Callable[[], None],
+        roll_up: Callable[[], None],
+        prune: Callable[[], None],
     ) -> None:
         looks = settings.retrain_new_traces or settings.retrain_age_hours
         self._scheduler = BackgroundScheduler(
@@ -35,6 +38,8 @@ class Scheduler:
             ("retrain", settings.retrain_hours, retrain),
             ("calibrate", settings.calibrate_hours, calibrate),
             ("look", settings.poll_seconds / 3600 if looks else 0, look),
+            ("roll_up", settings.rollup_seconds / 3600, roll_up),
+            ("prune", settings.prune_hours, prune),
         ):
             if hours:
                 self._scheduler.add_job(self._guarded, "interval", args=(name, job), hours=hours, id=name)

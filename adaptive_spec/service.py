@@ -28,12 +28,14 @@ from adaptive_spec.learning.triggers import DRIFT, GAIN_MEMORY, SCHEDULE, Declin
 from adaptive_spec.learning.yielding import PaceMeter, Yielding
 from adaptive_spec.models.loading import ModelPair, load_pair
 from adaptive_spec.pipeline import Pipeline
+from adaptive_spec.pruning import prune
 from adaptive_spec.records.costs import get_cost, save_cost
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.events import add_event
 from adaptive_spec.records.quota import Quota
 from adaptive_spec.records.releases import live_version
 from adaptive_spec.records.retention import Forgotten, forget_request
+from adaptive_spec.records.rollups import roll_up
 from adaptive_spec.records.runs import active_run, count_traces, fail_orphans, last_begun, last_gains
 from adaptive_spec.records.traces import TraceStore
 from adaptive_spec.records.writer import Writer
@@ -80,6 +82,8 @@ class Service:
             retrain=self._scheduled_retrain,
             calibrate=self._scheduled_calibrate,
             look=self._look_for_trigger,
+            roll_up=self._scheduled_roll_up,
+            prune=self._scheduled_prune,
         )
         self._pace = PaceMeter()
         self._declined: set[tuple[str, str]] = set()  # what volume and age were told lately
@@ -414,3 +418,10 @@ class Service:
 
     def _scheduled_calibrate(self) -> None:
         self.calibrate()
+
+    def _scheduled_roll_up(self) -> None:
+        roll_up(self.database, self._stopping.is_set)
+
+    def _scheduled_prune(self) -> None:
+        if pruned := prune(self.database, self.settings, stopped=self._stopping.is_set):
+            logger.info("pruned: %s", pruned)

@@ -225,6 +225,22 @@ class ScheduleSettings(_Section):
     )  # of acceptance length; less: no run by itself but drift's
     poll_seconds: float = Field(default=60.0, gt=0)  # how often volume and age are looked at
     calibrate_hours: float = Field(default=1.0, ge=0)
+    rollup_seconds: float = Field(default=60.0, ge=0)
+    prune_hours: float = Field(default=1.0, ge=0)
+
+
+class RetentionSettings(_Section):
+    """How long records stay; 0: for ever.  Traces have limits of their own, in ``records``."""
+
+    outcome_days: float = Field(default=30.0, ge=0)  # steps and requests, once they are rolled up
+    outcome_steps: int = Field(default=10_000_000, ge=0)  # the newest; those before go earlier
+    minute_days: float = Field(default=2.0, ge=0)  # rollups per minute
+    hour_days: float = Field(default=90.0, ge=0)  # rollups per hour, at least as long as minutes; days stay
+    evidence_days: float = Field(default=90.0, ge=0)  # measured chains
+    event_days: float = Field(default=365.0, ge=0)
+    calibration_days: float = Field(default=90.0, ge=0)  # the last of each domain and release stays
+    checkpoint_days: float = Field(default=7.0, ge=0)  # of runs that ended
+    releases: int = Field(default=20, ge=0)  # newest bundles, beside those that must stay
 
 
 class ServerSettings(_Section):
@@ -251,6 +267,7 @@ class Settings(BaseSettings):
     drift: DriftSettings = DriftSettings()
     releases: ReleaseSettings = Field(default_factory=ReleaseSettings)
     schedule: ScheduleSettings = ScheduleSettings()
+    retention: RetentionSettings = RetentionSettings()
     server: ServerSettings = ServerSettings()
 
     @classmethod

@@ -320,6 +320,7 @@ class Decoder:
             given_up_nats=gave_up.given_up_nats,
             match_length=chains.matches[row].match_length if drafter == "ngram" else 0,
             request_temperature=slot.request.params.warmth,
+            policy=slot.policy,
         )
         slot.send(slot.tokens[before:], self._log_probs(slot, verdict.logits[row, :kept]))
         self.listeners.on_step(step)

@@ -147,6 +147,11 @@ class Slot:
             num_divergent_tokens=self.num_divergent,
         )
 
+    @property
+    def policy(self) -> str:
+        """Who chooses the lengths of its chains, as recorded."""
+        return _policy(self.request)
+
     def finished(self) -> FinishedRequest:
         """The row of the requests table."""
         now = time.perf_counter()
@@ -164,7 +169,7 @@ class Slot:
             finished_at=datetime.now(UTC),
             time_to_first_token_seconds=(self.first_token or now) - self.submitted,
             decode_seconds=now - self.decode_started,
-            policy=_policy(self.request),
+            policy=self.policy,
         )
 
     def keep_targets(self, top_ids: torch.Tensor, top_log_probs: torch.Tensor, tail_mass: torch.Tensor) -> None:

@@ -17,19 +17,21 @@ from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy import Connection, Engine, create_engine, event, func, make_url, select, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.orm import Session
 from sqlalchemy.util import immutabledict
 
 from adaptive_spec.errors import RecordsError
-from adaptive_spec.records.tables import Base
+from adaptive_spec.records.insertion import insert_rows
+from adaptive_spec.records.tables import Base, StepRow
 
 BUSY_TIMEOUT_MS = 30_000
 _WAL_RETRY_SECONDS = 0.02
 UPGRADE_COMMAND = "adaptive-spec db upgrade"
 _UPGRADE_LOCK = 7_214_031_905  # one migrating process at a time on PostgreSQL
+_NUMBER_LOCK = 7_214_031_906  # shared while rows are numbered, exclusive to learn which numbers are all there
 _READ_ONLY = "adaptive_spec_read_only"
 
 
@@ -68,17 +70,56 @@ class Database:
         """Run one unit of work: commit at the end, roll back on any error.
 
         On SQLite a unit that may write takes the write lock at once; one that read first and wrote later could
-        fail although it waited.  ``read_only`` units take no lock.
+        fail although it waited.  ``read_only`` units take no lock and see the database as it is at their first query,
+        so that several queries fit together.
         """
+        options: dict[str, Any] = {_READ_ONLY: read_only}
+        if read_only and not self.is_sqlite:
+            options["isolation_level"] = "REPEATABLE READ"
         with Session(self.engine, expire_on_commit=False) as session, session.begin():
-            session.connection(execution_options=immutabledict({_READ_ONLY: read_only}))
+            session.connection(execution_options=immutabledict(options))
             yield session
 
     def insert_new(self, session: Session, table: type[Base], rows: Sequence[dict[str, Any]]) -> None:
         """Insert rows, passing over those whose unique key is there already, so that a retry is harmless."""
         if rows:
+            self._number(session, exclusive=False)
+            if table is StepRow:
+                insert_rows(session, table, rows)
+                return
             insert = sqlite.insert if self.is_sqlite else postgresql.insert
             session.execute(insert(table).on_conflict_do_nothing(), list(rows))
+
+    def settled_id(self, table: type[Base]) -> int:
+        """Return the largest id of a table so that no row with a smaller one can still appear; 0 of an empty one.
+
+        PostgreSQL numbers rows before they are committed.  So whoever inserts shares a lock that this waits for: as
+        long as the batches take that are being written.
+        """
+        with self.session_scope(read_only=self.is_sqlite) as session:
+            self._number(session, exclusive=True)
+            return session.scalar(select(func.max(table.__table__.c.id))) or 0
+
+    def _number(self, session: Session, *, exclusive: bool) -> None:
+        if not self.is_sqlite:
+            lock = "pg_advisory_xact_lock" if exclusive else "pg_advisory_xact_lock_shared"
+            session.execute(text(f"SELECT {lock}(:key)"), {"key": _NUMBER_LOCK})
+
+    @property
+    def version(self) -> str:
+        """The database's name and version."""
+        with self.session_scope(read_only=True) as session:
+            if self.is_sqlite:
+                return f"SQLite {session.scalar(text('SELECT sqlite_version()'))}"
+            return f"PostgreSQL {session.scalar(text('SHOW server_version'))}"
+
+    def num_bytes(self) -> int:
+        """Return what tables and indexes take on the disk, the logs left out."""
+        with self.session_scope(read_only=True) as session:
+            if not self.is_sqlite:
+                return session.scalar(text("SELECT pg_database_size(current_database())")) or 0
+            pages = [session.scalar(text(f"PRAGMA {name}")) or 0 for name in ("page_count", "page_size")]
+            return int(pages[0] * pages[1])
 
     def settle(self, *, scrub: bool = False) -> None:
         """Bring what was committed to the disk, so that not even a power cut takes it back.

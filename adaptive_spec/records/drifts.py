@@ -1,13 +1,16 @@
 """What drift detection reads: outcomes in the order they were recorded, finished requests, drifts told before."""
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, func, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
 
 from adaptive_spec.records.database import Database
-from adaptive_spec.records.tables import EventRow, RequestRow, StepRow
+from adaptive_spec.records.tables import DriftCountRow, EventRow, RequestRow, StepRow
 
 DRIFT, DRIFT_ANSWER = "drift", "drift_answer"  # kinds of events
 
@@ -72,12 +75,31 @@ def finished_requests(database: Database, request_ids: Collection[str]) -> set[s
 
 
 def drift_counts(database: Database) -> dict[tuple[str, str, str], int]:
-    """Return how often each (domain, stream, direction) drifted, over all records."""
+    """Return how often each (domain, stream, direction) drifted, over all records, deleted ones included."""
+    with database.session_scope(read_only=True) as session:
+        found = Counter(_told(session))
+        for row in session.scalars(select(DriftCountRow)):
+            found[row.domain, row.stream, row.direction] += row.num_drifts
+    return dict(found)
+
+
+def keep_count(database: Database, session: Session, event_ids: Collection[int]) -> None:
+    """Add the drifts among events to those that are deleted; in the transaction that deletes them."""
+    key = ("domain", "stream", "direction")
+    told = _told(session, EventRow.id.in_(list(event_ids)))
+    rows = [dict(zip((*key, "num_drifts"), (*kind, number), strict=True)) for kind, number in told.items()]
+    if not rows:
+        return
+    insert = (sqlite.insert if database.is_sqlite else postgresql.insert)(DriftCountRow).values(rows)
+    more = {"num_drifts": DriftCountRow.num_drifts + insert.excluded.num_drifts}
+    session.execute(insert.on_conflict_do_update(index_elements=key, set_=more))
+
+
+def _told(session: Session, *conditions: ColumnElement[bool]) -> dict[tuple[str, str, str], int]:
     stream, direction = EventRow.detail["stream"].as_string(), EventRow.detail["direction"].as_string()
     query = (
         select(EventRow.domain, stream.label("stream"), direction.label("direction"), func.count())
-        .where(EventRow.kind == DRIFT)
+        .where(EventRow.kind == DRIFT, *conditions)
         .group_by("domain", "stream", "direction")
     )
-    with database.session_scope(read_only=True) as session:
-        return {(row[0] or "", row[1], row[2]): int(row[3]) for row in session.execute(query)}
+    return {(row[0] or "", row[1], row[2]): int(row[3]) for row in session.execute(query)}

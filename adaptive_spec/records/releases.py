@@ -4,6 +4,7 @@ A release goes live by changing one row in one transaction; a unique index lets 
 is the untouched draft: it has no row and is live when no row is.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -16,7 +17,8 @@ from adaptive_spec.records.database import Database
 from adaptive_spec.records.events import event_row
 from adaptive_spec.records.tables import EventRow, ReleaseRow
 
-STATES = ("candidate", "live", "retired", "rolled_back", "refused")
+RELEASE_LIVE = "release_live"  # kind of event
+STATES = ("candidate", "live", "retired", "rolled_back", "refused", "expired")  # expired: its bundle is deleted
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,7 @@ class ReleaseRecord:
     version: int
     folder: str | None
     parent: int | None
-    state: str  # candidate | live | retired | rolled_back | refused
+    state: str  # one of STATES
     report: dict[str, Any]
     created_at: datetime
 
@@ -67,7 +69,7 @@ def set_live(database: Database, version: int, reason: str) -> None:
     """Make a release live and record why.  The release it replaces is retired, or rolled back if it is newer.
 
     Raises:
-        ReleaseError: the release is unknown or was refused.
+        ReleaseError: the release is unknown, was refused, or its bundle is deleted.
     """
     with database.session_scope() as session:
         row = session.get(ReleaseRow, version, with_for_update=True)
@@ -75,11 +77,13 @@ def set_live(database: Database, version: int, reason: str) -> None:
             raise ReleaseError(f"Release {version} is unknown. `adaptive-spec releases` lists those that exist.")
         if row is not None and row.state == "refused":
             raise ReleaseError(f"Release {version} was refused by the gate and cannot go live. Choose another one.")
+        if row is not None and row.state == "expired":
+            raise ReleaseError(f"The bundle of release {version} was deleted (retention.releases). Choose another one.")
         before = _demote_live(session, version)
         if row is not None:
             row.state = "live"
         detail = {"reason": reason, "before": before}
-        session.add(EventRow(**event_row("release_live", detail, None, version)))
+        session.add(EventRow(**event_row(RELEASE_LIVE, detail, None, version)))
 
 
 def live_version(database: Database) -> int:
@@ -107,6 +111,23 @@ def same_draft(database: Database, version: int) -> frozenset[int]:
         return of
 
     return frozenset(other for other in (0, *records) if origin(other) == origin(version)) | {version}
+
+
+def live_before(database: Database) -> int:
+    """Return the release that the live one took the place of; 0 where that is not told."""
+    query = select(EventRow.detail).where(EventRow.kind == RELEASE_LIVE).order_by(EventRow.id.desc()).limit(1)
+    with database.session_scope(read_only=True) as session:
+        return int((session.scalar(query) or {}).get("before", 0))
+
+
+def expire_release(database: Database, version: int, states: Collection[str]) -> bool:
+    """Mark that a release's bundle is deleted, before it is; False when it is in none of these states any more."""
+    with database.session_scope() as session:
+        row = session.get(ReleaseRow, version, with_for_update=True)
+        if row is None or row.state not in (*states, "expired"):
+            return False
+        row.state, row.folder = "expired", None
+        return True
 
 
 def next_version(database: Database) -> int:

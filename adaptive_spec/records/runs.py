@@ -167,6 +167,13 @@ def last_gains(database: Database, since: datetime, limit: int = 2) -> tuple[Run
         return tuple(RunGain(**row.report["gain"]) for row in rows if row.report.get("gain"))
 
 
+def ended_before(database: Database, run_ids: Collection[int], at: datetime) -> list[int]:
+    """Return those of the runs that ended before a time, sorted."""
+    query = select(RunRow.id).where(RunRow.id.in_(list(run_ids)), RunRow.finished_at < at).order_by(RunRow.id)
+    with database.session_scope(read_only=True) as session:
+        return list(session.scalars(query))
+
+
 def count_traces(database: Database, since: datetime | None = None) -> int:
     """Return how many traces there are to train on, or came since then."""
     query = select(func.count()).select_from(TraceRow).where(TraceRow.held_out.is_(False))

@@ -1,17 +1,22 @@
 """What speculation achieved, per domain.  Read by the CLI, the HTTP API, the metrics and the dashboard.
 
-The sums are the database's work; a query returns one row per domain and outcome, however many steps there are.
+The sums are the database's work; a query returns one row per domain and outcome, however many steps there are.  They
+come from rollups, and from raw rows where those are too coarse or not made yet: the figures are those of all raw rows.
 """
 
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Executable, Row, case, distinct, func, select
+from sqlalchemy import Executable, Row, and_, case, distinct, false, func, select, true
+from sqlalchemy.orm import aliased
 
 from adaptive_spec.records.database import Database
-from adaptive_spec.records.tables import RequestRow, StepRow
+from adaptive_spec.records.rollups import ANY, ANY_RELEASE, STEP_SUMS
+from adaptive_spec.records.spans import Window, window
+from adaptive_spec.records.tables import RequestCountRow, RequestRollupRow, RequestRow, StepRollupRow, StepRow
 
 _COUNTS = (
     "num_spec_steps",
@@ -73,10 +78,61 @@ class _Sums:
             self.totals[name] += int(getattr(row, name))
         for name in _SUMS:
             self.sums[name] += float(getattr(row, name))
+        num_steps = int(row.num_steps)  # PostgreSQL adds up to decimals
         for position in range(row.num_reached):
-            self.reached[position] += row.num_steps
+            self.reached[position] += num_steps
         for position in range(row.num_reached_accepted):
-            self.accepted[position] += row.num_steps
+            self.accepted[position] += num_steps
+
+
+@dataclass(frozen=True, slots=True)
+class _Slice:
+    """What a query is about; None: all."""
+
+    domain: str | None
+    release: int | None
+    policy: str | None
+    drafter: str | None
+    verifier: str | None
+
+    def of(self, table: Any, *names: str) -> list[Any]:
+        """The conditions on these columns."""
+        wanted = {name: getattr(self, name) for name in names}
+        return [getattr(table, name) == value for name, value in wanted.items() if value is not None]
+
+    def of_steps(self, table: Any) -> list[Any]:
+        return self.of(table, "domain", "release", "policy", "drafter", "verifier")
+
+    def of_counts(self) -> list[Any]:
+        """The kind of step by which requests are counted."""
+        counts = RequestCountRow
+        return [
+            *self.of(counts, "domain", "policy"),
+            counts.release == (ANY_RELEASE if self.release is None else self.release),
+            counts.drafter == (ANY if self.drafter is None else self.drafter),
+            counts.verifier == (ANY if self.verifier is None else self.verifier),
+        ]
+
+    def of_requests(self) -> list[Any]:
+        """Raw requests, of which the release is the only one."""
+        conditions = self.of(RequestRow, "domain", "policy")
+        if self.release is not None:
+            conditions += [RequestRow.first_release == self.release, RequestRow.last_release == self.release]
+        return conditions
+
+
+@dataclass(slots=True)
+class _Requests:
+    """Running totals of one domain's finished requests."""
+
+    num_cached: int = 0
+    timed_tokens: int = 0
+    decode_seconds: float = 0.0
+
+    def add(self, row: Row[Any]) -> None:
+        self.num_cached += int(row.num_requests) if row.policy == "cache" else 0
+        self.timed_tokens += int(row.timed_tokens)
+        self.decode_seconds += float(row.decode_seconds)
 
 
 def domain_statistics(
@@ -94,24 +150,32 @@ def domain_statistics(
     Args:
         domain: only this one.
         release: only steps of this release; the speed then counts requests that it alone served.
-        since: only steps and finishes at or after this time.
-        policy: only requests under "policy", "fixed", "off" or "cache"; leaves out requests still running.
+        since: only steps and finishes at or after this time; where raw rows are deleted, from the beginning of the
+            minute, hour or day on in which it lies, the finest that is kept.
+        policy: only requests under "policy", "fixed", "off" or "cache".
         drafter: only steps whose chain "model" or "ngram" proposed, which leaves out cached answers; the speed is of
             whole requests all the same.
         verifier: only steps that were judged by it; the same holds.
     """
+    about = _Slice(domain, release, policy, drafter, verifier)
+    sums: dict[str, _Sums] = defaultdict(_Sums)
+    num_requests: Counter[str] = Counter()
+    finished: dict[str, _Requests] = defaultdict(_Requests)
     with database.session_scope(read_only=True) as session:
-        steps = _steps(domain, release, since, policy, drafter, verifier)
-        sums: dict[str, _Sums] = defaultdict(_Sums)
-        for row in session.execute(_step_sums(steps)):
-            sums[row.domain].add(row)
-        num_requests = {row[0]: int(row[1]) for row in session.execute(_request_counts(steps))}
-        speeds = {row[0]: float(row[1]) for row in session.execute(_speeds(domain, release, since, policy))}
-        cached: Counter[str] = Counter()
-        if drafter is None and verifier is None:
-            cached.update({row[0]: int(row[1]) for row in session.execute(_cached(domain, release, since, policy))})
+        seen = window(session, since)
+        for query in _step_sums(about, seen):
+            for row in session.execute(query):
+                sums[row.domain].add(row)
+        for query in _request_counts(about, seen):
+            for row in session.execute(query):
+                num_requests[row.domain] += int(row.num_requests)
+        for query in _finished(about, seen):
+            for row in session.execute(query):
+                finished[row.domain].add(row)
+    with_cached = drafter is None and verifier is None
+    cached = {name: totals.num_cached for name, totals in finished.items() if with_cached and totals.num_cached}
     return [
-        _statistics(name, sums[name], num_requests.get(name, 0), cached[name], speeds.get(name))
+        _statistics(name, sums[name], num_requests[name], cached.get(name, 0), finished[name])
         for name in sorted({*sums, *cached})
     ]
 
@@ -141,84 +205,72 @@ def request_series(database: Database, domain: str | None = None, limit: int = 5
     ]
 
 
-def _steps(
-    domain: str | None,
-    release: int | None,
-    since: datetime | None,
-    policy: str | None,
-    drafter: str | None,
-    verifier: str | None,
-) -> list[Any]:
-    conditions: list[Any] = []
-    if domain is not None:
-        conditions.append(StepRow.domain == domain)
-    if release is not None:
-        conditions.append(StepRow.release == release)
-    if since is not None:
-        conditions.append(StepRow.at >= since)
-    if drafter is not None:
-        conditions.append(StepRow.drafter == drafter)
-    if verifier is not None:
-        conditions.append(StepRow.verifier == verifier)
-    if policy is not None:
-        conditions.append(StepRow.request_id.in_(select(RequestRow.request_id).where(RequestRow.policy == policy)))
-    return conditions
+def _step_sums(about: _Slice, seen: Window) -> Iterator[Executable]:
+    """Queries that give rows of ``_Sums``, each of other steps."""
+    for conditions in _raw_steps(seen):
+        raw = [value.label(name) for name, value in STEP_SUMS.items()]
+        yield _by_outcome(StepRow, raw, [*conditions, *about.of_steps(StepRow)])
+    rolled_up = [func.sum(getattr(StepRollupRow, name)).label(name) for name in STEP_SUMS]
+    yield _by_outcome(StepRollupRow, rolled_up, [seen.rolled_up(StepRollupRow), *about.of_steps(StepRollupRow)])
 
 
-def _step_sums(conditions: list[Any]) -> Executable:
-    outcome = (StepRow.domain, StepRow.num_reached, StepRow.num_reached_accepted)
-    return (
-        select(
-            *outcome,
-            func.count().label("num_steps"),
-            func.sum(case((StepRow.chain_length > 0, 1), else_=0)).label("num_spec_steps"),
-            func.sum(StepRow.chain_length).label("num_draft_tokens"),
-            func.sum(StepRow.num_accepted).label("num_accepted_draft_tokens"),
-            func.sum(StepRow.num_emitted).label("num_emitted_tokens"),
-            func.sum(StepRow.num_divergent).label("num_divergent_tokens"),
-            *(func.sum(getattr(StepRow, name)).label(name) for name in _SUMS),
+def _by_outcome(table: Any, columns: list[Any], conditions: list[Any]) -> Executable:
+    outcome = (table.domain, table.num_reached, table.num_reached_accepted)
+    return select(*outcome, *columns).where(*conditions).group_by(*outcome)
+
+
+def _raw_steps(seen: Window, table: Any = StepRow) -> Iterator[list[Any]]:
+    """Steps that are not rolled up, then those that stand for rollups at the beginning."""
+    yield [table.id > seen.last_step, *seen.fresh(table.at)]
+    if seen.has_edge:
+        yield [table.id <= seen.last_step, *seen.edge(table.at)]
+
+
+def _request_counts(about: _Slice, seen: Window) -> Iterator[Executable]:
+    """Queries that count requests with such steps, each of other requests.
+
+    A request belongs to its last such step that is rolled up; to those that are not, if it has none.
+    """
+    for place, conditions in enumerate(_raw_steps(seen)):
+        other = aliased(StepRow)
+        same = and_(other.request_id == StepRow.request_id, other.domain == StepRow.domain)
+        later = seen.fresh(other.at) if place == 0 else [other.at >= seen.aligned]
+        elsewhere = select(other.id).where(same, other.id <= seen.last_step, *later, *about.of_steps(other))
+        yield (
+            select(StepRow.domain, func.count(distinct(StepRow.request_id)).label("num_requests"))
+            .where(*conditions, *about.of_steps(StepRow), ~elsewhere.exists() if seen.last_step else true())
+            .group_by(StepRow.domain)
         )
-        .where(*conditions)
-        .group_by(*outcome)
+    yield (
+        select(RequestCountRow.domain, func.sum(RequestCountRow.num_requests).label("num_requests"))
+        .where(seen.rolled_up(RequestCountRow), *about.of_counts())
+        .group_by(RequestCountRow.domain)
     )
 
 
-def _request_counts(conditions: list[Any]) -> Executable:
-    return select(StepRow.domain, func.count(distinct(StepRow.request_id))).where(*conditions).group_by(StepRow.domain)
-
-
-def _speeds(domain: str | None, release: int | None, since: datetime | None, policy: str | None) -> Executable:
-    speed = func.sum(RequestRow.completion_tokens) * 1.0 / func.sum(RequestRow.decode_seconds)
-    conditions = _requests(domain, release, since, policy)
-    return (
-        select(RequestRow.domain, speed).where(RequestRow.decode_seconds > 0, *conditions).group_by(RequestRow.domain)
+def _finished(about: _Slice, seen: Window) -> Iterator[Executable]:
+    """Queries that give rows of ``_Requests``, each of other requests."""
+    raw, timed = RequestRow, RequestRow.decode_seconds > 0
+    columns = (
+        func.count().label("num_requests"),
+        func.sum(case((timed, raw.completion_tokens), else_=0)).label("timed_tokens"),
+        func.sum(case((timed, raw.decode_seconds), else_=0.0)).label("decode_seconds"),
     )
-
-
-def _cached(domain: str | None, release: int | None, since: datetime | None, policy: str | None) -> Executable:
-    conditions = _requests(domain, release, since, policy)
-    return (
-        select(RequestRow.domain, func.count())
-        .where(RequestRow.policy == "cache", *conditions)
-        .group_by(RequestRow.domain)
-    )
-
-
-def _requests(domain: str | None, release: int | None, since: datetime | None, policy: str | None) -> list[Any]:
-    conditions: list[Any] = []
-    if domain is not None:
-        conditions.append(RequestRow.domain == domain)
-    if release is not None:
-        conditions += [RequestRow.first_release == release, RequestRow.last_release == release]
-    if since is not None:
-        conditions.append(RequestRow.finished_at >= since)
-    if policy is not None:
-        conditions.append(RequestRow.policy == policy)
-    return conditions
+    parts = [[~raw.rolled_up, *seen.fresh(raw.finished_at)]]
+    if seen.has_edge:
+        parts.append([raw.rolled_up != false(), *seen.edge(raw.finished_at)])
+    for conditions in parts:
+        chosen = select(raw.domain, raw.policy, *columns).where(*conditions, *about.of_requests())
+        yield chosen.group_by(raw.domain, raw.policy)
+    table = RequestRollupRow
+    names = ("num_requests", "timed_tokens", "decode_seconds")
+    rolled_up = [func.sum(getattr(table, name)).label(name) for name in names]
+    conditions = [seen.rolled_up(table), *about.of(table, "domain", "release", "policy")]
+    yield select(table.domain, table.policy, *rolled_up).where(*conditions).group_by(table.domain, table.policy)
 
 
 def _statistics(
-    domain: str, sums: _Sums, num_requests: int, num_cached_requests: int, speed: float | None
+    domain: str, sums: _Sums, num_requests: int, num_cached_requests: int, finished: _Requests
 ) -> DomainStatistics:
     accepted, divergent = sums.totals["num_accepted_draft_tokens"], sums.totals["num_divergent_tokens"]
     return DomainStatistics(
@@ -233,7 +285,7 @@ def _statistics(
         mean_acceptance_length=1 + accepted / max(1, sums.totals["num_spec_steps"]),
         acceptance_per_position=tuple(sums.accepted[i] / sums.reached[i] for i in sorted(sums.reached)),
         expected_acceptance=sums.sums["overlap_sum"] / max(1, sums.reached.total()),
-        tokens_per_second=speed or 0.0,
+        tokens_per_second=finished.timed_tokens / finished.decode_seconds if finished.decode_seconds else 0.0,
         num_divergent_tokens=divergent,
         divergence_share=divergent / max(1, sums.totals["num_emitted_tokens"]),
         mean_total_variation=sums.sums["total_variation"] / max(1, divergent),

@@ -5,6 +5,7 @@ rejected, so ``num_reached`` and ``num_reached_accepted`` say which positions we
 statistics are a GROUP BY over two integers instead of a table with a row per token.
 """
 
+import struct
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, ClassVar
@@ -55,10 +56,15 @@ class Packed(TypeDecorator[Sequence[float]]):
     def __init__(self, dtype: str) -> None:
         super().__init__()
         self.dtype = dtype
+        self._code = {"<f4": "f", "<i4": "i", "?": "?"}[dtype]
 
     def process_bind_param(self, value: Sequence[float] | None, dialect: Dialect) -> bytes | None:
         """Pack."""
-        return None if value is None else numpy.asarray(value, dtype=self.dtype).tobytes()
+        return None if value is None else self.pack(value)
+
+    def pack(self, value: Sequence[float]) -> bytes:
+        """Return what is stored."""
+        return struct.pack(f"<{len(value)}{self._code}", *value)  # a fifth of what numpy takes for so few
 
     def process_result_value(self, value: bytes | None, dialect: Dialect) -> Any:
         """Unpack to a numpy array."""
@@ -102,8 +108,9 @@ class RequestRow(Base):
     time_to_first_token_seconds: Mapped[float]
     decode_seconds: Mapped[float]
     policy: Mapped[str]
+    rolled_up: Mapped[bool] = mapped_column(default=False)
 
-    __table_args__ = (Index(None, "domain", "finished_at"),)
+    __table_args__ = (Index(None, "domain", "finished_at"), Index(None, "rolled_up", "domain", "finished_at"))
 
 
 class StepRow(Base):
@@ -135,12 +142,90 @@ class StepRow(Base):
     given_up_nats: Mapped[float]
     match_length: Mapped[int]  # of an n-gram chain, else 0
     request_temperature: Mapped[float]  # 0: greedy
+    policy: Mapped[str]  # of the request; empty where it is not known
     at: Mapped[datetime] = mapped_column(index=True)
 
-    __table_args__ = (
-        Index(None, "request_id", "step_index", unique=True),
-        Index(None, "domain", "release", "at"),
-    )
+    __table_args__ = (Index(None, "request_id", "step_index", unique=True),)
+
+
+class StepRollupRow(Base):
+    """Steps of one span of time that are alike in all that statistics ask for, counted and added up."""
+
+    __tablename__ = "step_rollups"
+
+    span: Mapped[str] = mapped_column(String, primary_key=True)  # minute, hour or day, in UTC
+    start: Mapped[datetime] = mapped_column(primary_key=True)
+    domain: Mapped[str] = mapped_column(String, primary_key=True)
+    release: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    drafter: Mapped[str] = mapped_column(String, primary_key=True)
+    verifier: Mapped[str] = mapped_column(String, primary_key=True)
+    policy: Mapped[str] = mapped_column(String, primary_key=True)
+    num_reached: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    num_reached_accepted: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    num_steps: Mapped[int] = mapped_column(BigInteger)
+    num_spec_steps: Mapped[int] = mapped_column(BigInteger)
+    num_draft_tokens: Mapped[int] = mapped_column(BigInteger)
+    num_accepted_draft_tokens: Mapped[int] = mapped_column(BigInteger)
+    num_emitted_tokens: Mapped[int] = mapped_column(BigInteger)
+    num_divergent_tokens: Mapped[int] = mapped_column(BigInteger)
+    overlap_sum: Mapped[float]
+    total_variation: Mapped[float]
+    given_up_nats: Mapped[float]
+
+    __table_args__ = ({"sqlite_with_rowid": False},)  # the key is most of the row: stored once
+
+
+class RequestCountRow(Base):
+    """Requests whose *last* step of a kind lies in the span: of any span on, they add up to distinct requests.
+
+    A request is counted once for every kind of step it has, in each of which any of release, drafter and verifier may
+    be left open (``rollups.ANY_RELEASE``, ``rollups.ANY``).
+    """
+
+    __tablename__ = "request_counts"
+
+    span: Mapped[str] = mapped_column(String, primary_key=True)
+    start: Mapped[datetime] = mapped_column(primary_key=True)
+    domain: Mapped[str] = mapped_column(String, primary_key=True)
+    release: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    drafter: Mapped[str] = mapped_column(String, primary_key=True)
+    verifier: Mapped[str] = mapped_column(String, primary_key=True)
+    policy: Mapped[str] = mapped_column(String, primary_key=True)
+    num_requests: Mapped[int] = mapped_column(BigInteger)
+
+    __table_args__ = ({"sqlite_with_rowid": False},)
+
+
+class RequestRollupRow(Base):
+    """Requests that finished in one span of time, added up."""
+
+    __tablename__ = "request_rollups"
+
+    span: Mapped[str] = mapped_column(String, primary_key=True)
+    start: Mapped[datetime] = mapped_column(primary_key=True)
+    domain: Mapped[str] = mapped_column(String, primary_key=True)
+    release: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)  # ANY_RELEASE: several
+    policy: Mapped[str] = mapped_column(String, primary_key=True)
+    num_requests: Mapped[int] = mapped_column(BigInteger)
+    timed_tokens: Mapped[int] = mapped_column(BigInteger)  # completion tokens of those that were decoded
+    decode_seconds: Mapped[float]
+
+    __table_args__ = ({"sqlite_with_rowid": False},)
+
+
+class RollupStateRow(Base):
+    """One row: how far the rollups are, and from when on what is finer than a day is still all there.
+
+    A time that is None: since ever.
+    """
+
+    __tablename__ = "rollup_state"
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    last_step: Mapped[int] = mapped_column(BigInteger)  # id of the last step that is rolled up
+    steps_since: Mapped[datetime | None]  # raw rows, of requests too
+    minutes_since: Mapped[datetime | None]
+    hours_since: Mapped[datetime | None]
 
 
 class EvidenceRow(Base):
@@ -283,3 +368,14 @@ class EventRow(Base):
     at: Mapped[datetime]
 
     __table_args__ = (Index(None, "kind", "id"),)
+
+
+class DriftCountRow(Base):
+    """Drifts whose events are deleted: the metrics go on counting them."""
+
+    __tablename__ = "drift_counts"
+
+    domain: Mapped[str] = mapped_column(String, primary_key=True)
+    stream: Mapped[str] = mapped_column(String, primary_key=True)
+    direction: Mapped[str] = mapped_column(String, primary_key=True)
+    num_drifts: Mapped[int]

@@ -25,7 +25,7 @@ from adaptive_spec.settings import RecordSettings
 
 logger = logging.getLogger(__name__)
 
-_BATCH_ROWS = 1_000
+_BATCH_ROWS = 4_000
 _RETRY_SECONDS = (0.1, 5.0)  # first and longest wait while the database is away
 _OUTAGE = (OperationalError, InterfaceError, OSError)
 _TABLES: dict[type, type[Base]] = {
@@ -219,6 +219,8 @@ def row_of(item: Step | ChainEvidence | FinishedRequest | dict[str, Any]) -> dic
 
 
 def _step_row(step: Step) -> dict[str, Any]:
+    positions = step.positions
+    overlaps = [position.overlap for position in positions]
     return {
         "request_id": step.request_id,
         "step_index": int(step.step_index),
@@ -228,11 +230,11 @@ def _step_row(step: Step) -> dict[str, Any]:
         "chain_length": int(step.chain_length),
         "num_accepted": int(step.num_accepted),
         "num_emitted": int(step.num_emitted),
-        "num_reached": len(step.positions),
-        "num_reached_accepted": sum(bool(position.accepted) for position in step.positions),
-        "overlap_sum": float(sum(position.overlap for position in step.positions)),
-        "confidences": [position.confidence for position in step.positions],
-        "overlaps": [position.overlap for position in step.positions],
+        "num_reached": len(positions),
+        "num_reached_accepted": int(sum([position.accepted for position in positions])),
+        "overlap_sum": float(sum(overlaps)),
+        "confidences": [position.confidence for position in positions],
+        "overlaps": overlaps,
         "explored": bool(step.explored),
         "draft_seconds": float(step.draft_seconds),
         "verify_seconds": float(step.verify_seconds),
@@ -243,6 +245,7 @@ def _step_row(step: Step) -> dict[str, Any]:
         "given_up_nats": float(step.given_up_nats),
         "match_length": int(step.match_length),
         "request_temperature": float(step.request_temperature),
+        "policy": step.policy,
         "at": step.at,
     }
 

@@ -16,6 +16,7 @@ from adaptive_spec.serving import views
 from adaptive_spec.serving.ports import Service
 
 Limit = Annotated[int, Query(ge=1, le=10_000)]
+Days = Annotated[float | None, Query(ge=0, le=36_500)]
 
 
 class _Body(BaseModel):
@@ -87,9 +88,16 @@ def _reads(service: Service) -> APIRouter:
         policy: str | None = None,
         drafter: str | None = None,
         verifier: str | None = None,
+        days: Days = None,
     ) -> dict[str, Any]:
         return views.stats(
-            service.database, domain=domain, release=release, policy=policy, drafter=drafter, verifier=verifier
+            service.database,
+            domain=domain,
+            release=release,
+            policy=policy,
+            drafter=drafter,
+            verifier=verifier,
+            days=days,
         )
 
     @router.get("/series")

@@ -6,7 +6,7 @@ same either way.
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +53,12 @@ def stats(
     policy: str | None = None,
     drafter: str | None = None,
     verifier: str | None = None,
+    days: float | None = None,
 ) -> dict[str, Any]:
-    """Acceptance, speed and divergence per domain."""
+    """Acceptance, speed and divergence per domain; of the last so many days."""
+    since = None if days is None else datetime.now(UTC) - timedelta(days=days)
     rows = statistics.domain_statistics(
-        database, domain=domain, release=release, policy=policy, drafter=drafter, verifier=verifier
+        database, domain=domain, release=release, since=since, policy=policy, drafter=drafter, verifier=verifier
     )
     return {"domains": plain(rows)}
 

@@ -24,6 +24,7 @@ def make_step(
     positions: tuple[tuple[float, float, bool], ...] = ((0.9, 0.8, True), (0.5, 0.4, False)),
     num_emitted: int | None = None,
     explored: bool = False,
+    policy: str = "policy",
 ) -> Step:
     accepted = sum(position[2] for position in positions)
     return Step(
@@ -41,6 +42,7 @@ def make_step(
         batch_size=1,
         positions=tuple(Position(*position) for position in positions),
         at=START + timedelta(seconds=step_index),
+        policy=policy,
     )
 
 

@@ -1,18 +1,21 @@
 import threading
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import inspect, text
+from sqlalchemy import MetaData, Table, insert, inspect, select, text
 from sqlalchemy.exc import StatementError
 
 from adaptive_spec.errors import RecordsError
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.events import add_event, list_events
-from adaptive_spec.records.tables import Base, EventRow
+from adaptive_spec.records.tables import Base, EventRow, RequestRow, StepRow
+from adaptive_spec.records.writer import row_of
+from tests.records.rows import make_step
 
 COMMAND = "adaptive-spec db upgrade"
 
@@ -49,6 +52,50 @@ def test_evidence_goes_and_comes_back_with_its_revision(empty_database: Database
     with database.engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         assert compare_metadata(context, Base.metadata) == []
+
+
+def test_steps_of_before_get_the_policy_of_their_requests(empty_database: Database) -> None:
+    database = empty_database
+    config = database._config()
+    with database.engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0007")
+        for table, rows in (
+            ("requests", [{"request_id": "a", "policy": "fixed"}]),
+            ("steps", [{"id": 1, "request_id": "a"}, {"id": 2, "request_id": "runs"}]),
+        ):
+            there = Table(table, MetaData(), autoload_with=connection)
+            connection.execute(insert(there), [{**_sample(there), **row} for row in rows])
+    database.upgrade()
+    with database.session_scope(read_only=True) as session:
+        assert dict(session.execute(select(StepRow.id, StepRow.policy)).all()) == {1: "fixed", 2: ""}
+        assert session.scalar(select(RequestRow.rolled_up)) is False
+    with database.engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.downgrade(config, "0007")
+    database.upgrade()
+    with database.engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, Base.metadata) == []
+
+
+def _sample(table: Table) -> dict[str, Any]:
+    """Some value for every column."""
+    some = {str: "x", int: 1, float: 1.0, bool: False, bytes: b"", datetime: datetime.now(UTC), dict: [1]}
+    return {column.name: some[column.type.python_type] for column in table.columns}
+
+
+def test_ids_are_settled_only_when_no_smaller_one_is_under_way(database: Database) -> None:
+    settled: list[int] = []
+    thread = threading.Thread(target=lambda: settled.append(database.settled_id(StepRow)))
+    with database.session_scope() as writing:
+        database.insert_new(writing, StepRow, [row_of(make_step())])
+        thread.start()
+        thread.join(0.3)
+        assert settled == ([0] if database.is_sqlite else [])  # SQLite numbers rows under the lock that it writes under
+    thread.join()
+    assert settled == [0 if database.is_sqlite else 1]
+    assert database.settled_id(StepRow) == 1
 
 
 def test_check_names_the_command_when_tables_are_missing(empty_database: Database) -> None:

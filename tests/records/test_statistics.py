@@ -25,8 +25,8 @@ def example(database: Database) -> Database:
         database,
         make_step("a", 0, positions=((0.9, 0.8, True), (0.5, 0.4, False))),
         make_step("a", 1, chain_length=2, positions=((0.9, 0.9, True), (0.8, 0.7, True))),
-        make_step("b", 0, release=1, positions=((0.3, 0.2, False),)),
-        make_step("b", 1, release=1, chain_length=0, positions=()),
+        make_step("b", 0, release=1, policy="fixed", positions=((0.3, 0.2, False),)),
+        make_step("b", 1, release=1, policy="fixed", chain_length=0, positions=()),
         make_step("c", 0, domain="law"),
         make_finish("a", completion_tokens=5, decode_seconds=2.0),
         make_finish(
