@@ -10,6 +10,7 @@ import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy import Connection, Engine, create_engine, event, func, make_url, select, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.orm import Session
@@ -31,6 +32,15 @@ _WAL_RETRY_SECONDS = 0.02
 UPGRADE_COMMAND = "adaptive-spec db upgrade"
 _UPGRADE_LOCK = 7_214_031_905  # one migrating process at a time on PostgreSQL
 _READ_ONLY = "adaptive_spec_read_only"
+# A server that vanished without a word is noticed in seconds; by default TCP takes a quarter of an hour.
+_NOTICE_LOSS = {
+    "connect_timeout": 5,
+    "keepalives_idle": 2,
+    "keepalives_interval": 1,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 5_000,
+}
+_NOTICE_LOSS_HERE = "SET tcp_keepalives_idle = 2; SET tcp_keepalives_interval = 1; SET tcp_keepalives_count = 3"
 
 
 def migrations_folder() -> Path:
@@ -79,6 +89,29 @@ class Database:
         if rows:
             insert = sqlite.insert if self.is_sqlite else postgresql.insert
             session.execute(insert(table).on_conflict_do_nothing(), list(rows))
+
+    def clock(self, session: Session) -> datetime:
+        """Return the database's own time, so that ages hang on nobody else's clock.
+
+        SQLite has none but that of its machine, which all its processes share.
+        """
+        return datetime.now(UTC) if self.is_sqlite else session.scalars(select(func.clock_timestamp())).one()
+
+    def take_turns(self, session: Session, key: int) -> None:
+        """Let one unit of work of this key run at a time; on SQLite all that write take turns anyhow."""
+        if not self.is_sqlite:
+            session.execute(select(func.pg_advisory_xact_lock(key)))
+
+    def dedicated(self) -> Connection:
+        """Return a PostgreSQL connection of the caller's own, outside the pool, each statement a transaction.
+
+        For what lives as long as its connection: locks of a session, and listening.  When this process or its machine
+        is gone, the server notices within seconds and lets go of both.
+        """
+        connection = self.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        connection.detach()
+        connection.exec_driver_sql(_NOTICE_LOSS_HERE)
+        return connection
 
     def settle(self, *, scrub: bool = False) -> None:
         """Bring what was committed to the disk, so that not even a power cut takes it back.
@@ -193,7 +226,8 @@ def _turn_to_wal(connection: Any) -> None:
 def _postgresql_engine(url: Any) -> Engine:
     if url.drivername == "postgresql":
         url = url.set(drivername="postgresql+psycopg")
-    return create_engine(url, json_serializer=_to_json, pool_pre_ping=True)
+    noticing = {name: value for name, value in _NOTICE_LOSS.items() if name not in url.query}
+    return create_engine(url, json_serializer=_to_json, pool_pre_ping=True, connect_args=noticing)
 
 
 def _to_json(value: Any) -> str:
