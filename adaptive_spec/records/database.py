@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from sqlalchemy import Connection, Engine, create_engine, event, func, make_url,
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.orm import Session
+from sqlalchemy.pool import NullPool
 from sqlalchemy.util import immutabledict
 
 from adaptive_spec.errors import RecordsError
@@ -40,7 +42,7 @@ _NOTICE_LOSS = {
     "keepalives_count": 3,
     "tcp_user_timeout": 5_000,
 }
-_NOTICE_LOSS_HERE = "SET tcp_keepalives_idle = 2; SET tcp_keepalives_interval = 1; SET tcp_keepalives_count = 3"
+_NOTICE_LOSS_THERE = "SET tcp_keepalives_idle = 2; SET tcp_keepalives_interval = 1; SET tcp_keepalives_count = 3"
 
 
 def migrations_folder() -> Path:
@@ -106,11 +108,11 @@ class Database:
         """Return a PostgreSQL connection of the caller's own, outside the pool, each statement a transaction.
 
         For what lives as long as its connection: locks of a session, and listening.  When this process or its machine
-        is gone, the server notices within seconds and lets go of both.
+        is gone, the server notices within seconds and lets go of both.  ``invalidate`` closes it without a word to a
+        server that may be gone itself.
         """
-        connection = self.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-        connection.detach()
-        connection.exec_driver_sql(_NOTICE_LOSS_HERE)
+        connection = self._apart.connect()
+        connection.exec_driver_sql(_NOTICE_LOSS_THERE)
         return connection
 
     def settle(self, *, scrub: bool = False) -> None:
@@ -168,6 +170,11 @@ class Database:
         """Close every connection."""
         self.engine.dispose()
 
+    @cached_property
+    def _apart(self) -> Engine:
+        """Makes connections that are not pooled, and not rolled back when they are closed."""
+        return _postgresql_engine(self.url, poolclass=NullPool, isolation_level="AUTOCOMMIT", pool_reset_on_return=None)
+
     def _config(self) -> Config:
         config = Config()
         config.set_main_option("script_location", str(migrations_folder()).replace("%", "%%"))
@@ -223,11 +230,11 @@ def _turn_to_wal(connection: Any) -> None:
             time.sleep(_WAL_RETRY_SECONDS)
 
 
-def _postgresql_engine(url: Any) -> Engine:
+def _postgresql_engine(url: Any, **options: Any) -> Engine:
     if url.drivername == "postgresql":
         url = url.set(drivername="postgresql+psycopg")
     noticing = {name: value for name, value in _NOTICE_LOSS.items() if name not in url.query}
-    return create_engine(url, json_serializer=_to_json, pool_pre_ping=True, connect_args=noticing)
+    return create_engine(url, json_serializer=_to_json, pool_pre_ping=True, connect_args=noticing, **options)
 
 
 def _to_json(value: Any) -> str:

@@ -30,7 +30,7 @@ class Sign:
 
 @dataclass(frozen=True, slots=True)
 class DecoderRecord:
-    """A process and its last sign of life.  gone: there was none for too long; then it leads nothing."""
+    """A process and its last sign of life.  gone: there was none for too long."""
 
     id: str
     host: str
@@ -40,11 +40,10 @@ class DecoderRecord:
     version: str
     release: int
     hashes: Mapping[str, str]
-    leads: bool
+    state: str  # leads | follows | gone
     started_at: datetime
     heartbeat_at: datetime
     age_seconds: float
-    gone: bool
 
 
 def give_sign(database: Database, sign: Sign) -> None:
@@ -83,7 +82,6 @@ def list_decoders(database: Database, gone_seconds: float) -> list[DecoderRecord
 
 
 def _record(row: DecoderRow, age_seconds: float, gone_seconds: float) -> DecoderRecord:
-    gone = age_seconds > gone_seconds
     return DecoderRecord(
         id=row.id,
         host=row.host,
@@ -93,9 +91,8 @@ def _record(row: DecoderRow, age_seconds: float, gone_seconds: float) -> Decoder
         version=row.version,
         release=row.release,
         hashes=row.hashes,
-        leads=row.leads and not gone,
+        state="gone" if age_seconds > gone_seconds else "leads" if row.leads else "follows",
         started_at=row.started_at,
         heartbeat_at=row.heartbeat_at,
         age_seconds=max(0.0, age_seconds),
-        gone=gone,
     )

@@ -65,7 +65,7 @@ class AdvisoryLock:
         """End the session, and the lock with it."""
         connection, self._connection, self._held = self._connection, None, False
         if connection is not None:
-            connection.invalidate()  # closes it without a word to a server that may be gone
+            connection.invalidate()
 
 
 class FileLock:

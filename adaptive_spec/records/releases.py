@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 from adaptive_spec.errors import ReleaseError
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.events import event_row
+from adaptive_spec.records.notify import notify
 from adaptive_spec.records.tables import EventRow, ReleaseRow
 
 STATES = ("candidate", "live", "retired", "rolled_back", "refused")
@@ -80,6 +81,7 @@ def set_live(database: Database, version: int, reason: str) -> None:
             row.state = "live"
         detail = {"reason": reason, "before": before}
         session.add(EventRow(**event_row("release_live", detail, None, version)))
+        notify(session)
 
 
 def live_version(database: Database) -> int:
