@@ -160,13 +160,13 @@ class Service:
         )
         progress("live release")
         self._follow_live()
+        for watcher in self._watchers:
+            watcher.start()
+        self._listener.start()
         self._scheduler.start()
         if self.settings.cluster.role != "decoder":
             self._leadership.start()
         self._membership.start()
-        for watcher in self._watchers:
-            watcher.start()
-        self._listener.start()
         self.ready = True
 
     def _open_engine(self, pair: ModelPair, progress: Callable[[str], None]) -> CostModel:
