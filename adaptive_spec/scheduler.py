@@ -16,7 +16,7 @@ from adaptive_spec.settings import ScheduleSettings
 
 logger = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 60.0
+_LOOK_SECONDS = 60.0  # at most, between two looks whether a job is due
 
 
 class Scheduler:
@@ -46,7 +46,7 @@ class Scheduler:
         ):
             if hours:
                 every = timedelta(hours=hours)
-                self._add(name, min(every.total_seconds(), _LOOK_SECONDS), self._run_if_due, name, every, job)
+                self._add(name, min(every.total_seconds() / 10, _LOOK_SECONDS), self._run_if_due, name, every, job)
         if settings.retrain_new_traces or settings.retrain_age_hours:
             self._add("look", settings.poll_seconds, self._guarded, "look", look)
 

@@ -54,6 +54,9 @@ def give_sign(database: Database, sign: Sign) -> None:
         fresh = update(DecoderRow).where(DecoderRow.id == sign.id).values(**said, heartbeat_at=now)
         if session.scalar(fresh.returning(DecoderRow.id)) is None:
             session.add(DecoderRow(**said, started_at=now, heartbeat_at=now))
+        if sign.leads:  # then nobody else does, whatever one that died has said last
+            others = update(DecoderRow).where(DecoderRow.leads, DecoderRow.id != sign.id)
+            session.execute(others.values(leads=False))
 
 
 def withdraw(database: Database, decoder_id: str) -> None:

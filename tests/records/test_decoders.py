@@ -48,6 +48,12 @@ def test_a_silent_process_is_gone_and_later_forgotten_until_it_comes_back(databa
     assert len(list_decoders(database, 10)) == 2
 
 
+def test_the_last_to_say_so_leads(database: Database) -> None:
+    for name in ("a", "b"):
+        give_sign(database, replace(SIGN, id=name))
+    assert {decoder.id: decoder.state for decoder in list_decoders(database, 10)} == {"a": "follows", "b": "leads"}
+
+
 def test_a_wrong_clock_makes_nobody_gone(migrated: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class Fast(datetime):
         @classmethod
