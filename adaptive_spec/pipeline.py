@@ -15,6 +15,8 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from adaptive_spec.calibration.calibrate import KEPT, DomainCalibration, alike, calibrate
 from adaptive_spec.calibration.cost import CostModel
 from adaptive_spec.calibration.rules import with_rules
@@ -120,6 +122,7 @@ class Pipeline:
         Raises:
             RunInterrupted: the training process was killed, or ended with the service; ``reopen_run`` goes on.
             RunError: training failed.
+            SQLAlchemyError: the database is away, and the row does not tell that the run has ended.
             GateRefused: the candidate is not better; the live release stays.
         """
         work = self._runs / str(run_id)
@@ -145,6 +148,8 @@ class Pipeline:
             over = not (work / CHECKPOINT_NAME).exists()
             raise
         except Exception as error:
+            if isinstance(error, SQLAlchemyError):  # the database was away; the run may go on when it is back
+                over = not (work / CHECKPOINT_NAME).exists()
             if get_run(self.database, run_id).state not in ("failed", "cancelled"):
                 update_run(self.database, run_id, state="failed", error=f"{type(error).__name__}: {error}")
             raise

@@ -55,12 +55,15 @@ from adaptive_spec.records.quota import Quota
 from adaptive_spec.records.releases import live_version
 from adaptive_spec.records.retention import Forgotten, forget_request
 from adaptive_spec.records.runs import (
+    ACTIVE,
     active_run,
     count_traces,
     fail_orphans,
+    get_run,
     last_begun,
     request_run,
     requested_run,
+    update_run,
 )
 from adaptive_spec.records.traces import TraceStore
 from adaptive_spec.records.writer import Writer
@@ -75,6 +78,7 @@ logger = logging.getLogger(__name__)
 RETRAIN_DECLINED = "retrain_declined"
 _ENDING_SECONDS = 60
 _KEEP_COST_SECONDS = 300.0
+_WAS_AWAY = "The database was away. Start a new run, or go on with this one (--resume)."
 
 
 class Service:
@@ -323,6 +327,9 @@ class Service:
             self.pipeline.retrain(run_id)
         except AdaptiveSpecError as error:
             logger.warning("run %d: %s", run_id, error)
+        except SQLAlchemyError as error:
+            logger.warning("run %d ended without the database: %s", run_id, error)
+            self._record_end(run_id)
         except Exception:
             logger.exception("run %d failed", run_id)
         finally:
@@ -330,6 +337,16 @@ class Service:
         if not self._stopping.is_set():
             with contextlib.suppress(UnavailableError):  # it stops just now
                 self._follow_live()
+
+    def _record_end(self, run_id: int) -> None:
+        """Wait for the database and mark a run as failed that ended while it was away."""
+        while not self._stopping.wait(1.0):
+            try:
+                if get_run(self.database, run_id).state in ACTIVE:
+                    update_run(self.database, run_id, state="failed", error=_WAS_AWAY)
+            except SQLAlchemyError:
+                continue
+            return
 
     def _take_lead(self) -> None:
         """Do from now on what one of all processes does."""
@@ -364,7 +381,7 @@ class Service:
         try:
             for _ in range(_ENDING_SECONDS):  # its process notices by itself that its service is gone
                 self._fail_orphans()
-                if active_run(self.database) is None:
+                if active_run(self.database) is None and not self._training.locked():
                     break
                 if self._stopping.wait(1.0) or not self.leads:
                     return

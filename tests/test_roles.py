@@ -27,7 +27,7 @@ def begin(settings: Settings) -> Iterator[Callable[..., Service]]:
     services: list[Service] = []
 
     def start(role: str, port: int = 8000) -> Service:
-        cluster = settings.cluster.model_copy(update={"role": role, "heartbeat_seconds": 0.1})
+        cluster = settings.cluster.model_copy(update={"role": role, "heartbeat_seconds": 0.5})
         server = settings.server.model_copy(update={"port": port})
         service = Service(settings.model_copy(update={"cluster": cluster, "server": server}))
         service.start()

@@ -112,7 +112,11 @@ class Database:
         server that may be gone itself.
         """
         connection = self._apart.connect()
-        connection.exec_driver_sql(_NOTICE_LOSS_THERE)
+        try:
+            connection.exec_driver_sql(_NOTICE_LOSS_THERE)
+        except BaseException:
+            connection.invalidate()
+            raise
         return connection
 
     def settle(self, *, scrub: bool = False) -> None:
