@@ -135,6 +135,7 @@ def serve(
 
     check_bind(settings.server)
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("apscheduler").setLevel(logging.WARNING)  # else it tells of every look whether a job is due
 
     from adaptive_spec.service import Service
     from adaptive_spec.serving.server import exit_on_sigterm, run
