@@ -335,7 +335,7 @@ class Service:
         finally:
             self._training.release()
         if not self._stopping.is_set():
-            with contextlib.suppress(UnavailableError):  # it stops just now
+            with contextlib.suppress(UnavailableError, SQLAlchemyError):  # it stops just now; the watcher looks again
                 self._follow_live()
 
     def _record_end(self, run_id: int) -> None:
@@ -374,7 +374,8 @@ class Service:
         return NotLeaderError(f"Process {leader.pid} on {leader.host} leads. Ask it: --url {leader.url}")
 
     def _fail_orphans(self) -> None:
-        fail_orphans(self.database, gone_seconds=self.settings.cluster.gone_seconds)
+        if not self._training.locked():  # a run of ours changes its process between training and publishing
+            fail_orphans(self.database, gone_seconds=self.settings.cluster.gone_seconds)
 
     def _resume_interrupted(self) -> None:
         """Go on, once, with the run that the end of an earlier process has cut short."""
@@ -431,10 +432,9 @@ class Service:
             self._begin(self.pipeline.claim_run)
 
     def _watch_drift(self) -> None:
-        while not self._stopping.wait(
-            0.05 if self.leads and not self._drift.caught_up else self.settings.drift.poll_seconds
-        ):
+        while not self._stopping.wait(self.settings.drift.poll_seconds if self._drift.caught_up else 0.05):
             if not self.leads:
+                self._drift.caught_up = True  # with what is its to read: nothing
                 continue
             try:
                 self.look_for_drift()
@@ -577,7 +577,7 @@ class Service:
         add_event(self.database, RETRAIN_DECLINED, detail)
 
     def _facts(self) -> Facts:
-        if self.leads and not self._training.locked():  # a run changes its process between training and publishing
+        if self.leads:
             self._fail_orphans()
         active = active_run(self.database)
         learned_at = last_begun(self.database, ("passed", "refused"))

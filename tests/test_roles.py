@@ -36,7 +36,8 @@ def begin(settings: Settings) -> Iterator[Callable[..., Service]]:
 
     yield start
     for service in services:
-        service.stop()
+        if service.ready:
+            service.stop()
 
 
 def listed(service: Service) -> dict[str, tuple[str, int]]:
@@ -108,7 +109,7 @@ def test_the_second_of_two_takes_over(begin: Callable[..., Service], settings: S
     first.stop()
     until(lambda: second.leads)
     until(lambda: listed(second) == {"all": ("leads", 1), "decoder": ("follows", 1)})
-    assert second.calibrate()[0]["domain"] == "*"
+    second.calibrate()  # is not refused any more
 
 
 def test_a_run_is_cut_short_with_the_lead_and_goes_on_with_it(settings: Settings) -> None:
