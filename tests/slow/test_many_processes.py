@@ -24,9 +24,9 @@ from sqlalchemy import update
 
 from adaptive_spec.core import Thresholds
 from adaptive_spec.models.loading import load_pair
-from adaptive_spec.records.calibrations import list_calibrations
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.decoders import list_decoders
+from adaptive_spec.records.events import list_events
 from adaptive_spec.records.releases import add_release, live_version, next_version, set_live
 from adaptive_spec.records.runs import FINISHED, get_run, list_runs
 from adaptive_spec.records.tables import ReleaseRow
@@ -37,7 +37,7 @@ from tests.process import call, environment_of, launch, wait_until_ready
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 POLL_SECONDS = 6.0
-CALIBRATE_SECONDS = 20.0
+JOB_SECONDS = 20.0
 ROLES = ("trainer", "decoder", "decoder", "all", "all")
 
 
@@ -98,20 +98,28 @@ class Cluster:
             RELEASES__POLL_SECONDS=POLL_SECONDS,
             LEARNING__MIN_TRACES=4,
             LEARNING__MAX_EPOCHS=1,
-            SCHEDULE__RETRAIN_HOURS=0,
-            SCHEDULE__CALIBRATE_HOURS=CALIBRATE_SECONDS / 3600,
+            SCHEDULE__RETRAIN_HOURS=JOB_SECONDS / 3600,
+            SCHEDULE__MIN_NEW_TRACES=1_000_000,  # so every scheduled run is declined, which is an event
+            SCHEDULE__CALIBRATE_HOURS=0,
             DRIFT__ENABLED="false",
         )
         self.processes: list[Process] = []
-        for number, role in enumerate(ROLES):
-            self.processes.append(Process(folder, self.environment, number, role))
-            if number < 2:  # the trainer measures what a step costs, and leads; a decoder migrates nothing any more
-                self.processes[-1].wait_until_ready()
-        for process in self.processes:
-            process.wait_until_ready()
         self.database = Database(self.postgres.url)
         settings = ModelSettings(target=str(folder / "target"), draft=str(folder / "draft"))
         self._hashes = load_pair(settings).hashes
+
+    def start(self) -> None:
+        """Start the trainer, so that it leads and measures what a step costs, then all others at once."""
+        for role in ROLES:
+            self.add(role)
+            self.processes[0].wait_until_ready()
+        for process in self.processes:
+            process.wait_until_ready()
+
+    def add(self, role: str) -> Process:
+        """Start one more process."""
+        self.processes.append(Process(self.folder, self.environment, len(self.processes), role))
+        return self.processes[-1]
 
     @property
     def decoders(self) -> list[Process]:
@@ -142,9 +150,19 @@ class Cluster:
         return found
 
     def stop(self) -> list[int]:
+        """End all in an orderly way; return their exit statuses."""
         for process in self.processes:
             process.process.terminate()
         return [process.process.wait(60) for process in self.processes]
+
+    def clear_up(self) -> None:
+        """Leave nothing, however the test has ended."""
+        for process in self.processes:
+            process.process.kill()
+            process.process.wait()
+        self.database.close()
+        self.postgres.stop(signal.SIGQUIT)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class Traffic:
@@ -194,14 +212,12 @@ def until(found: Callable[[], Any], seconds: float, pause: float = 0.02) -> Any:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     # Not under tmp_path: as root the server runs as a user of its own, who must be able to reach the folder.
-    folder = Path(tempfile.mkdtemp(prefix="adaptive-spec-many-"))
-    cluster = Cluster(folder)
-    yield cluster
-    for process in cluster.processes:
-        process.process.kill()
-        process.process.wait()
-    cluster.postgres.stop(signal.SIGQUIT)
-    shutil.rmtree(folder, ignore_errors=True)
+    cluster = Cluster(Path(tempfile.mkdtemp(prefix="adaptive-spec-many-")))
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.clear_up()
 
 
 def test_four_decoders_and_a_trainer(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
@@ -239,7 +255,6 @@ def test_four_decoders_and_a_trainer(cluster: Cluster, capsys: pytest.CaptureFix
     assert set(cluster.stop()) <= {0, -signal.SIGTERM}
     left = list_decoders(cluster.database, 10)
     assert [(row.pid, row.state) for row in left] == [(trainer.process.pid, "gone")]  # the others left at their end
-    cluster.database.close()
 
 
 def _follow(cluster: Cluster, tell: Callable[[str], None]) -> None:
@@ -326,19 +341,19 @@ def _outage(cluster: Cluster, tell: Callable[[str], None]) -> None:
 
 
 def _join_late(cluster: Cluster, tell: Callable[[str], None]) -> None:
-    late = Process(cluster.folder, cluster.environment, len(ROLES), "decoder")
-    cluster.processes.append(late)
+    late = cluster.add("decoder")
     late.wait_until_ready()
     assert late.release == live_version(cluster.database) != 0
     tell(f"a late decoder begins with release {late.release}")
 
 
 def _no_job_ran_twice(cluster: Cluster, tell: Callable[[str], None]) -> None:
-    times = sorted(row.created_at for row in list_calibrations(cluster.database, "*", 1_000))
+    found = list_events(cluster.database, 10_000, "retrain_declined")
+    times = sorted(event.at for event in found if event.detail["trigger"] == "schedule")
     gaps = [(later - earlier).total_seconds() for earlier, later in pairwise(times)]
-    assert gaps, "nothing was calibrated on schedule"
-    tell(f"{len(times)} calibrations, one every {CALIBRATE_SECONDS:.0f} s; the shortest gap was {min(gaps):.1f} s")
-    assert min(gaps) > CALIBRATE_SECONDS / 2  # a second leader would have begun one at its own time
+    assert gaps, "nothing came of the schedule"
+    tell(f"{len(times)} times a job that is due every {JOB_SECONDS:.0f} s; the shortest gap was {min(gaps):.1f} s")
+    assert min(gaps) > 0.75 * JOB_SECONDS  # a second leader would have begun one at its own time
 
 
 def _lives(cluster: Cluster) -> bool:
