@@ -37,6 +37,7 @@ class Listener:
     def __init__(self, database: Database, heard: Callable[[], None]) -> None:
         self._database = database
         self._heard = heard
+        self._told = False  # that notifications do not arrive
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="listener", daemon=True)
 
@@ -54,23 +55,21 @@ class Listener:
     def _run(self) -> None:
         import psycopg  # an extra: only who has a PostgreSQL has it
 
-        told = False
         while not self._stopping.is_set():
             try:
                 self._listen()
             except (SQLAlchemyError, psycopg.Error, OSError) as error:
-                if not told:
+                if not self._told:
                     logger.warning("notifications do not arrive, polling goes on: %s", error)
-                told = True
+                self._told = True
                 self._stopping.wait(_RETRY_SECONDS)
-            else:
-                told = False
 
     def _listen(self) -> None:
         """Listen until the connection breaks, which raises, or somebody says stop."""
         connection = self._database.dedicated()
         try:
             connection.exec_driver_sql(f"LISTEN {_CHANNEL}")
+            self._told = False
             self._heard()
             driver = connection.connection.driver_connection
             while not self._stopping.is_set():
