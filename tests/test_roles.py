@@ -7,7 +7,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from adaptive_spec.cluster.idle import IdleEngine
-from adaptive_spec.core import Request, Thresholds
+from adaptive_spec.core import Request, SamplingParams, Thresholds
 from adaptive_spec.errors import NotLeaderError, UnavailableError
 from adaptive_spec.records.decoders import list_decoders
 from adaptive_spec.records.runs import get_run
@@ -83,7 +83,7 @@ def test_a_trainer_answers_http_without_decoding(begin: Callable[..., Service], 
     trainer = begin("trainer")  # no decoder has measured a cost: it does so itself, then lets the models go
     assert not hasattr(trainer, "pair") and set(trainer.pipeline.cost.measured) == {1, 2, 4}
     with pytest.raises(UnavailableError, match="only trains"):
-        trainer.engine.submit(Request("r", (1, 2), domain="a"))
+        trainer.engine.submit(Request("r", (1, 2), SamplingParams(), domain="a"))
     release(trainer, 1, settings)
     until(lambda: trainer.engine.release.version == 1)
     with TestClient(create_app(trainer)) as client:
