@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow test-gpu lint serve bench frontier docs draft clean
+.PHONY: demo test test-slow test-many test-gpu lint serve bench frontier docs draft clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -19,6 +19,9 @@ test: $(STAMP)
 
 test-slow: $(STAMP)  ## The same promises on the real quickstart model
 	$(BIN)/pytest -m slow
+
+test-many: $(STAMP)  ## Decoders and trainers on one PostgreSQL, killed and cut off; prints how fast the others follow
+	$(BIN)/pytest tests/slow/test_many_processes.py -s
 
 test-gpu: $(STAMP)  ## What only a CUDA device can show (under 5 minutes); needs a torch built for it
 	$(BIN)/pytest -m gpu -s

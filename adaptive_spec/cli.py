@@ -56,10 +56,12 @@ app = typer.Typer(
 )
 config_app = typer.Typer(no_args_is_help=True, help="The settings.")
 db_app = typer.Typer(no_args_is_help=True, help="The database.")
+releases_app = typer.Typer(invoke_without_command=True, help="All releases and which is live; who runs what.")
 traces_app = typer.Typer(invoke_without_command=True, help="The traces that training learns from.")
 models_app = typer.Typer(no_args_is_help=True, help="Targets and drafts.")
 app.add_typer(config_app, name="config")
 app.add_typer(db_app, name="db")
+app.add_typer(releases_app, name="releases")
 app.add_typer(traces_app, name="traces")
 app.add_typer(models_app, name="models")
 
@@ -111,6 +113,10 @@ def serve(
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on.")] = None,
     target: Annotated[str | None, typer.Option(help="Target model.")] = None,
     draft: Annotated[str | None, typer.Option(help="Draft model.")] = None,
+    role: Annotated[
+        str | None,
+        typer.Option(help="all, decoder (never trains) or trainer (never decodes), among several processes."),
+    ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Serve the OpenAI-compatible API and learn from its traffic."""
@@ -118,11 +124,18 @@ def serve(
 
     from adaptive_spec.settings import load_settings
 
-    settings = load_settings({"server": {"host": host, "port": port}, "model": {"target": target, "draft": draft}})
+    settings = load_settings(
+        {
+            "server": {"host": host, "port": port},
+            "model": {"target": target, "draft": draft},
+            "cluster": {"role": role},
+        }
+    )
     from adaptive_spec.serving.app import check_bind, create_app
 
     check_bind(settings.server)
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("apscheduler").setLevel(logging.WARNING)  # else it tells of every look whether a job is due
 
     from adaptive_spec.service import Service
     from adaptive_spec.serving.server import exit_on_sigterm, run
@@ -262,9 +275,11 @@ def runs(limit: Limit = 20, url: Url = None, json_: Json = False) -> None:
     _show(found, rows, columns, json_)
 
 
-@app.command()
-def releases(url: Url = None, json_: Json = False) -> None:
+@releases_app.callback()
+def releases(ctx: typer.Context, url: Url = None, json_: Json = False) -> None:
     """All releases and which is live."""
+    if ctx.invoked_subcommand is not None:
+        return
 
     def direct(database: "Database") -> dict[str, Any]:
         from adaptive_spec.serving import views
@@ -273,6 +288,23 @@ def releases(url: Url = None, json_: Json = False) -> None:
 
     found = _ask(url, "/api/releases", {}, direct)
     _show(found, found["releases"], ("version", "state", "parent", "created_at", "folder"), json_)
+    if not json_:
+        typer.echo(f"Live: release {found['live']}")
+
+
+@releases_app.command("status")
+def releases_status(url: Url = None, json_: Json = False) -> None:
+    """Every process of the service, the release that it runs, and which one leads."""
+
+    def direct(database: "Database") -> dict[str, Any]:
+        from adaptive_spec.serving import views
+        from adaptive_spec.settings import load_settings
+
+        return views.decoders(database, gone_seconds=load_settings().cluster.gone_seconds)
+
+    found = _ask(url, "/api/decoders", {}, direct)
+    columns = ("id", "host", "pid", "role", "url", "release", "state", "age_seconds", "started_at", "version")
+    _show(found, found["decoders"], columns, json_)
     if not json_:
         typer.echo(f"Live: release {found['live']}")
 

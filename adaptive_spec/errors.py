@@ -8,6 +8,7 @@ AdaptiveSpecError
 ├── UnavailableError      the service stops, or memory ran out (HTTP 503)
 ├── DeadlineError         the request's time was up before its answer was whole (HTTP 504)
 ├── DecodingError         decoding a request failed (HTTP 500)
+├── NotLeaderError        another process leads; this one cannot do what was asked (HTTP 409)
 ├── RecordsError          the database cannot be used as it is
 ├── NotEnoughDataError    a fit or a run was asked for before its data exists
 ├── ReleaseError          a release is damaged, foreign, refused or unknown
@@ -50,6 +51,10 @@ class DeadlineError(AdaptiveSpecError):
 
 class DecodingError(AdaptiveSpecError):
     """Decoding a request failed."""
+
+
+class NotLeaderError(AdaptiveSpecError):
+    """Another process leads; this one cannot do what was asked."""
 
 
 class RecordsError(AdaptiveSpecError):

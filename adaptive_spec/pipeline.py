@@ -15,6 +15,8 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from adaptive_spec.calibration.calibrate import KEPT, DomainCalibration, alike, calibrate
 from adaptive_spec.calibration.cost import CostModel
 from adaptive_spec.calibration.rules import with_rules
@@ -32,7 +34,16 @@ from adaptive_spec.records.database import Database
 from adaptive_spec.records.evidence import RecordedChains, recorded_chains
 from adaptive_spec.records.observations import Observations, ngram_acceptance, observations
 from adaptive_spec.records.releases import next_version, same_draft
-from adaptive_spec.records.runs import ACTIVE, RunRecord, create_run, get_run, list_runs, reopen_run, update_run
+from adaptive_spec.records.runs import (
+    ACTIVE,
+    RunRecord,
+    claim_run,
+    create_run,
+    get_run,
+    list_runs,
+    reopen_run,
+    update_run,
+)
 from adaptive_spec.releases.bundle import write_bundle
 from adaptive_spec.releases.gate import GateReport, gate
 from adaptive_spec.releases.registry import live_release, publish, refuse
@@ -58,16 +69,30 @@ class Pipeline:
         self.cost = cost
         self.hashes = dict(hashes)
         self._child: subprocess.Popen[bytes] | None = None
-        self._cancelled = False
+        self._cancelled: str | None = None  # why the child was told to end
 
     def open_run(self, trigger: str) -> int:
-        """Write the row of a new run and return its id.  What interrupted runs have left is dropped."""
-        run_id = create_run(self.database, trigger, self.settings.learning.model_dump(mode="json"))
+        """Write the row of a new run and return its id.  What interrupted runs have left is dropped.
+
+        Raises:
+            RunError: another process's run is active.
+        """
+        run_id = create_run(self.database, trigger, self.settings.learning.model_dump(mode="json"), alone=True)
+        self._clear_up()
+        return run_id
+
+    def claim_run(self) -> int | None:
+        """Queue the run that another process has asked for and return its id; None when there is none to begin now."""
+        run_id = claim_run(self.database, self.settings.learning.model_dump(mode="json"))
+        if run_id is not None:
+            self._clear_up()
+        return run_id
+
+    def _clear_up(self) -> None:
         active = {str(run.id) for run in list_runs(self.database) if run.state in ACTIVE}
         for folder in self._runs.glob("*"):
             if folder.name not in active:
                 shutil.rmtree(folder, ignore_errors=True)
-        return run_id
 
     def interrupted(self) -> RunRecord | None:
         """The newest run, if its process was cut short here and has left a checkpoint."""
@@ -76,8 +101,11 @@ class Pipeline:
                 return run
         return None
 
-    def reopen_run(self) -> int:
+    def reopen_run(self, *, ask: bool = False) -> int:
         """Queue the interrupted run again and return its id; ``retrain`` then goes on from its checkpoint.
+
+        Args:
+            ask: whoever leads to do that.
 
         Raises:
             RunError: there is none.
@@ -85,7 +113,7 @@ class Pipeline:
         run = self.interrupted()
         if run is None:
             raise RunError("No run was interrupted lately that has left a checkpoint here. Start a new one.")
-        reopen_run(self.database, run.id)
+        reopen_run(self.database, run.id, ask=ask)
         return run.id
 
     def retrain(self, run_id: int) -> Release:
@@ -94,6 +122,7 @@ class Pipeline:
         Raises:
             RunInterrupted: the training process was killed, or ended with the service; ``reopen_run`` goes on.
             RunError: training failed.
+            SQLAlchemyError: the database is away, and the row does not tell that the run has ended.
             GateRefused: the candidate is not better; the live release stays.
         """
         work = self._runs / str(run_id)
@@ -119,6 +148,8 @@ class Pipeline:
             over = not (work / CHECKPOINT_NAME).exists()
             raise
         except Exception as error:
+            if isinstance(error, SQLAlchemyError):  # the database was away; the run may go on when it is back
+                over = not (work / CHECKPOINT_NAME).exists()
             if get_run(self.database, run_id).state not in ("failed", "cancelled"):
                 update_run(self.database, run_id, state="failed", error=f"{type(error).__name__}: {error}")
             raise
@@ -168,12 +199,12 @@ class Pipeline:
         self._record(fitted, version)
         return fitted, version
 
-    def cancel(self) -> None:
+    def cancel(self, reason: str = "The service stopped.") -> None:
         """End the training process, if there is one."""
-        self._cancelled = True
         child = self._child
-        if child is not None and child.poll() is None:
-            child.send_signal(signal.SIGTERM)
+        if child is not None:
+            self._cancelled = reason
+            child.send_signal(signal.SIGTERM)  # nothing happens to one that has ended
 
     def _calibrated(
         self, seen: Mapping[str, Observations], live: Release, evidence: Mapping[str, RecordedChains]
@@ -211,25 +242,30 @@ class Pipeline:
         command = [sys.executable, "-m", "adaptive_spec.learning.run", "--run-id", str(run_id)]
         environment = {**os.environ, **KEEP_FREED_MEMORY, "TOKENIZERS_PARALLELISM": "false"}
         environment["OMP_NUM_THREADS"] = str(self.settings.learning.threads)
+        self._cancelled = None
         with open(work / "log", "wb") as log:
-            self._child = subprocess.Popen(
+            child = self._child = subprocess.Popen(
                 [*command, "--settings", str(settings_file), "--out", str(work)],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=environment,
             )
-            update_run(self.database, run_id, pid=self._child.pid)
-            serving = self.yielding.follow(partial(_ended, self._child), partial(_pause, work / PAUSE_NAME))
-            status = self._child.wait()
-        update_run(self.database, run_id, report={"serving": asdict(serving)})
-        self._child = None
+        try:
+            update_run(self.database, run_id, pid=child.pid)
+            serving = self.yielding.follow(partial(_ended, child), partial(_pause, work / PAUSE_NAME))
+            status = child.wait()
+            update_run(self.database, run_id, report={"serving": asdict(serving)})
+        finally:
+            child.kill()  # the database was away: nobody would follow it any more
+            child.wait()
+            self._child = None
         if status == 0:
             update_run(self.database, run_id, pid=os.getpid())
             return
         saved = (work / CHECKPOINT_NAME).exists()
         advice = "`adaptive-spec retrain --resume` goes on from its checkpoint." if saved else "Start a new run."
-        if self._cancelled:
-            update_run(self.database, run_id, state="cancelled", error=f"The service stopped. {advice}")
+        if reason := self._cancelled:
+            update_run(self.database, run_id, state="cancelled", error=f"{reason} {advice}")
             raise RunInterrupted(f"Run {run_id} was cancelled. {advice}")
         if status < 0:
             update_run(self.database, run_id, state="failed", error=f"Killed by signal {-status}. {advice}")

@@ -3,14 +3,20 @@
 Reads like this: ``start`` brings the database up to date, loads the models, puts the live release on and begins to
 decode; a watcher notices releases that anyone published and swaps them in, another one drifts in what is recorded;
 ``retrain`` and ``calibrate`` make releases.
+
+Of several processes on one database, the one that leads does all but decode, and the others ask it through the records;
+``cluster.role`` says whether a process decodes, and whether it may lead.
 """
 
 import contextlib
 import logging
+import socket
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,57 +26,88 @@ from sqlalchemy.exc import SQLAlchemyError
 from adaptive_spec.calibration.answer import DriftAnswers
 from adaptive_spec.calibration.cost import CostModel, cost_key
 from adaptive_spec.calibration.watch import DriftWatch, StreamState
+from adaptive_spec.cluster.idle import IdleEngine
+from adaptive_spec.cluster.leadership import Leadership
+from adaptive_spec.cluster.membership import Membership
 from adaptive_spec.core import Step
 from adaptive_spec.decoding.engine import Engine
 from adaptive_spec.decoding.listeners import Listeners
-from adaptive_spec.errors import AdaptiveSpecError, ReleaseError, RunDeclined, RunError, UnavailableError
+from adaptive_spec.errors import (
+    AdaptiveSpecError,
+    NotLeaderError,
+    ReleaseError,
+    RunDeclined,
+    RunError,
+    UnavailableError,
+)
 from adaptive_spec.learning.triggers import DRIFT, GAIN_MEMORY, SCHEDULE, Decline, Facts, decline, due
 from adaptive_spec.learning.yielding import PaceMeter, Yielding
 from adaptive_spec.models.loading import ModelPair, load_pair
 from adaptive_spec.pipeline import Pipeline
 from adaptive_spec.pruning import prune
-from adaptive_spec.records.costs import get_cost, save_cost
+from adaptive_spec.records.costs import CostRecord, get_cost, list_costs, save_cost
 from adaptive_spec.records.database import Database
+from adaptive_spec.records.decoders import list_decoders
 from adaptive_spec.records.events import add_event
+from adaptive_spec.records.jobs import claim_job
+from adaptive_spec.records.leadership import leader_lock
+from adaptive_spec.records.notify import Listener
 from adaptive_spec.records.quota import Quota
 from adaptive_spec.records.releases import live_version
 from adaptive_spec.records.retention import Forgotten, forget_request
 from adaptive_spec.records.rollups import roll_up
-from adaptive_spec.records.runs import active_run, count_traces, fail_orphans, last_begun, last_gains
+from adaptive_spec.records.runs import (
+    ACTIVE,
+    active_run,
+    count_traces,
+    fail_orphans,
+    get_run,
+    last_begun,
+    last_gains,
+    request_run,
+    requested_run,
+    update_run,
+)
 from adaptive_spec.records.traces import TraceStore
 from adaptive_spec.records.writer import Writer
 from adaptive_spec.releases.adapter import load_adapter_delta
 from adaptive_spec.releases.registry import live_release, rollback
 from adaptive_spec.scheduler import Scheduler
-from adaptive_spec.settings import Settings
+from adaptive_spec.settings import ServerSettings, Settings
+from adaptive_spec.version import package_version
 
 logger = logging.getLogger(__name__)
 
 RETRAIN_DECLINED = "retrain_declined"
 _ENDING_SECONDS = 60
+_KEEP_COST_SECONDS = 300.0
+_WAS_AWAY = "The database was away. Start a new run, or go on with this one (--resume)."
 
 
 class Service:
     """Start it, submit to ``engine``, stop it."""
 
-    pair: ModelPair
+    pair: ModelPair  # only where it decodes
     traces: TraceStore
     writer: Writer
-    engine: Engine
+    engine: Engine | IdleEngine
     pipeline: Pipeline
 
     def __init__(self, settings: Settings, pair: ModelPair | None = None) -> None:
         self.settings = settings
         self.ready = False
+        self.decodes = settings.cluster.role != "trainer"
         self._given_pair = pair
         self.database = Database(settings.records.url)
         self._stopping = threading.Event()
         self._training = threading.Lock()
         self._following = threading.Lock()  # a swap decided on an older reading must not land after a newer one
-        self._watchers = [
-            threading.Thread(target=self._watch, name="release-watcher", daemon=True),
-            threading.Thread(target=self._resume_interrupted, name="run-resumer", daemon=True),
-        ]
+        self._look_now = threading.Event()  # there may be another live release, or a run that was asked for
+        self._listener = Listener(self.database, self._look_now.set)
+        self._leadership = Leadership(
+            leader_lock(self.database), settings.cluster.heartbeat_seconds, won=self._take_lead, lost=self._lose_lead
+        )
+        self._watchers = [threading.Thread(target=self._watch, name="release-watcher", daemon=True)]
         self._drift = DriftWatch(self.database, settings.drift)
         self._drift_answers = DriftAnswers(
             self.database, settings.drift, calibrate=self._calibrate_after, retrain=self._retrain_after
@@ -79,6 +116,7 @@ class Service:
             self._watchers.append(threading.Thread(target=self._watch_drift, name="drift-watcher", daemon=True))
         self._scheduler = Scheduler(
             settings.schedule,
+            claim=partial(claim_job, self.database),
             retrain=self._scheduled_retrain,
             calibrate=self._scheduled_calibrate,
             look=self._look_for_trigger,
@@ -91,11 +129,16 @@ class Service:
 
     @property
     def tokenizer(self) -> Any:
-        return self.pair.tokenizer
+        return self._tokenizer
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process is the one that trains, calibrates and runs what is due."""
+        return self._leadership.leads
 
     @property
     def drift_states(self) -> tuple[StreamState, ...]:
-        """Where each watched stream stands."""
+        """Where each stream stands that this process watches: all, while it leads."""
         return self._drift.states
 
     def start(self, progress: Callable[[str], None] = lambda _: None) -> None:
@@ -112,23 +155,48 @@ class Service:
         progress("models")
         self._threads = self.settings.model.threads or torch.get_num_threads()
         torch.set_num_threads(self._threads)
-        self.pair = self._given_pair or load_pair(self.settings.model)
-        self.engine = Engine(
-            self.pair, self.settings.decoder, self._listeners(), verification=self.settings.verification
-        )
-        self.engine.start()
-        progress("cost of a step")
-        cost = self._known_cost() or self._measure_cost()
-        self.engine.price(cost)
+        cost = self._open_engine(self._given_pair or load_pair(self.settings.model), progress)
         yielding = Yielding(self._pace, self.settings.learning.max_slowdown_share, self._share_cores)
-        self.pipeline = Pipeline(self.database, self.settings, cost, self.pair.hashes, yielding)
+        self.pipeline = Pipeline(self.database, self.settings, cost, self.hashes, yielding)
+        self._membership = Membership(
+            self.database,
+            self.settings.cluster,
+            url=_url(self.settings.server),
+            version=package_version(),
+            hashes=self.hashes,
+            release=lambda: self.engine.release.version,
+            leads=lambda: self.leads,
+        )
         progress("live release")
         self._follow_live()
-        fail_orphans(self.database)
         for watcher in self._watchers:
             watcher.start()
+        self._listener.start()
         self._scheduler.start()
+        if self.settings.cluster.role != "decoder":
+            self._leadership.start()
+        self._membership.start()
         self.ready = True
+
+    def _open_engine(self, pair: ModelPair, progress: Callable[[str], None]) -> CostModel:
+        """Begin to decode, or only remember of the models what training needs; return what a step costs."""
+        self.hashes, self.draft, self._tokenizer = pair.hashes, pair.draft, pair.tokenizer
+        progress("cost of a step")
+        cost = self._known_cost()
+        if not self.decodes and cost is not None:
+            self.engine = IdleEngine()
+            return cost
+        engine = Engine(pair, self.settings.decoder, self._listeners(), verification=self.settings.verification)
+        self.engine = engine
+        engine.start()
+        cost = cost or self._measure_cost(engine)
+        if self.decodes:
+            self.pair = pair
+            engine.price(cost)
+        else:  # no decoder has measured yet
+            engine.stop()
+            self.engine = IdleEngine()
+        return cost
 
     def drain(self) -> None:
         """Begin to stop, and return at once: take no more requests, let running ones end as ``Engine.drain`` says."""
@@ -140,7 +208,9 @@ class Service:
         """Drain, write out what was recorded, end every thread and a running training process."""
         self.drain()
         self._stopping.set()
+        self._look_now.set()
         self._scheduler.stop()
+        self._leadership.stop()
         if hasattr(self, "pipeline"):
             self.pipeline.cancel()
         if hasattr(self, "engine"):
@@ -148,14 +218,18 @@ class Service:
         for watcher in self._watchers:
             if watcher.ident is not None:
                 watcher.join()
+        self._listener.stop()
         with self._training:  # a run that was cancelled writes its last row before the database closes
             if hasattr(self, "writer"):
                 self._keep_cost()
                 self.writer.close()
+            self._leadership.release()
+            if hasattr(self, "_membership"):
+                self._membership.stop()
             self.database.close()
 
     def retrain(self, trigger: str = "person", *, resume: bool = False, force: bool = False) -> int:
-        """Start a training run in its own process; return its id.
+        """Start a training run in its own process, or ask the process that leads for one; return its id.
 
         Args:
             trigger: one of ``learning.triggers.AUTOMATIC``, of which more is asked, or what a person writes.
@@ -169,14 +243,29 @@ class Service:
         if not resume:
             self.writer.flush(5.0)
             self._decide(trigger, force)
+        if not self.leads:
+            return self.pipeline.reopen_run(ask=True) if resume else request_run(self.database, trigger)
+        run_id = self._begin(self.pipeline.reopen_run if resume else partial(self.pipeline.open_run, trigger))
+        assert run_id is not None
+        return run_id
+
+    def _begin(self, ready: Callable[[], int | None]) -> int | None:
+        """Start the run that is made ready meanwhile, if there is one; return its id.
+
+        Raises:
+            RunError: this process trains or calibrates already, or what ``ready`` raises.
+        """
         if not self._training.acquire(blocking=False):
             raise self._busy()
         try:
-            run_id = self.pipeline.reopen_run() if resume else self.pipeline.open_run(trigger)
+            run_id = ready()
         except BaseException:
             self._training.release()
             raise
-        threading.Thread(target=self._run, args=(run_id,), name=f"run-{run_id}", daemon=True).start()
+        if run_id is None:
+            self._training.release()
+        else:
+            threading.Thread(target=self._run, args=(run_id,), name=f"run-{run_id}", daemon=True).start()
         return run_id
 
     def calibrate(self, domain: str | None = None, after_step: int = 0) -> list[dict[str, Any]]:
@@ -187,7 +276,12 @@ class Service:
             after_step: of this domain, only steps recorded after the one with this id.
 
         Returns per domain what ``GET /api/calibrations`` keeps: domain, release, thresholds and report.
+
+        Raises:
+            NotLeaderError: another process leads.
         """
+        if not self.leads:
+            raise self._not_leading()
         self.writer.flush(10.0)
         self._keep_cost()
         with self._training:
@@ -201,7 +295,7 @@ class Service:
     def rollback(self, to: int | None, reason: str) -> int:
         """Put an earlier release live again, here and now; return its version."""
         root = self.settings.releases.folder
-        version = rollback(self.database, root, to, reason, draft=self.pair.draft, hashes=self.pair.hashes)
+        version = rollback(self.database, root, to, reason, draft=self.draft, hashes=self.hashes)
         self.writer.event("rollback", {"to": version, "reason": reason}, release=version)
         self._failed_versions.discard(version)
         self._follow_live()
@@ -238,23 +332,67 @@ class Service:
             self.pipeline.retrain(run_id)
         except AdaptiveSpecError as error:
             logger.warning("run %d: %s", run_id, error)
+        except SQLAlchemyError as error:
+            logger.warning("run %d ended without the database: %s", run_id, error)
+            self._record_end(run_id)
         except Exception:
             logger.exception("run %d failed", run_id)
         finally:
             self._training.release()
         if not self._stopping.is_set():
-            with contextlib.suppress(UnavailableError):  # it stops just now
+            with contextlib.suppress(UnavailableError, SQLAlchemyError):  # it stops just now; the watcher looks again
                 self._follow_live()
 
+    def _record_end(self, run_id: int) -> None:
+        """Wait for the database and mark a run as failed that ended while it was away."""
+        while not self._stopping.wait(1.0):
+            try:
+                if get_run(self.database, run_id).state in ACTIVE:
+                    update_run(self.database, run_id, state="failed", error=_WAS_AWAY)
+            except SQLAlchemyError:
+                continue
+            return
+
+    def _take_lead(self) -> None:
+        """Do from now on what one of all processes does."""
+        if self._stopping.is_set():
+            return
+        self._drift = DriftWatch(self.database, self.settings.drift)  # what others have told is in the records
+        self._scheduler.resume()
+        self._membership.tell()
+        self._look_now.set()
+        resumer = threading.Thread(target=self._resume_interrupted, name="run-resumer", daemon=True)
+        self._watchers.append(resumer)
+        resumer.start()
+
+    def _lose_lead(self) -> None:
+        """Leave that to another process; what this one has begun must not go on beside it."""
+        self._scheduler.pause()
+        self._membership.tell()
+        self.pipeline.cancel("The process that ran it no longer leads.")
+
+    def _not_leading(self) -> NotLeaderError:
+        found = list_decoders(self.database, self.settings.cluster.gone_seconds)
+        leader = next((decoder for decoder in found if decoder.state == "leads"), None)
+        if leader is None:
+            return NotLeaderError("No process leads now. Start one: adaptive-spec serve --role trainer.")
+        return NotLeaderError(f"Process {leader.pid} on {leader.host} leads. Ask it: --url {leader.url}")
+
+    def _fail_orphans(self) -> None:
+        if not self._training.locked():  # a run of ours changes its process between training and publishing
+            fail_orphans(self.database, gone_seconds=self.settings.cluster.gone_seconds)
+
     def _resume_interrupted(self) -> None:
-        """Go on, once, with the run that the end of an earlier service has cut short."""
+        """Go on, once, with the run that the end of an earlier process has cut short."""
         try:
             for _ in range(_ENDING_SECONDS):  # its process notices by itself that its service is gone
-                fail_orphans(self.database)
-                if active_run(self.database) is None:
+                self._fail_orphans()
+                if active_run(self.database) is None and not self._training.locked():
                     break
-                if self._stopping.wait(1.0):
+                if self._stopping.wait(1.0) or not self.leads:
                     return
+            else:
+                return
             run = self.pipeline.interrupted()
             if run is not None and not run.report.get("num_resumptions"):
                 logger.info("run %d goes on from its checkpoint", self.retrain(resume=True))
@@ -269,14 +407,40 @@ class Service:
         self.engine.call(lambda: torch.set_num_threads(wanted))  # on the engine's thread: the number is kept per thread
 
     def _watch(self) -> None:
-        while not self._stopping.wait(self.settings.releases.poll_seconds):
+        """Look for another live release and for runs that were asked for: when told to, else now and then."""
+        told, kept = False, time.monotonic()
+        while True:
+            self._look_now.wait(self.settings.releases.poll_seconds)
+            self._look_now.clear()
+            if self._stopping.is_set():
+                return
             try:
                 self._follow_live()
+                self._claim_requested()
+                if time.monotonic() >= kept + _KEEP_COST_SECONDS:
+                    self._keep_cost()
+                    kept = time.monotonic()
+                told = False
+            except SQLAlchemyError as error:
+                if not told:
+                    logger.warning("the live release cannot be looked up, the present one goes on: %s", error)
+                told = True
             except Exception:
                 logger.exception("the live release could not be read; the present one goes on")
 
+    def _claim_requested(self) -> None:
+        """Start the run that another process has asked for."""
+        if not self.leads or self._training.locked() or requested_run(self.database) is None:
+            return
+        self._fail_orphans()
+        with contextlib.suppress(RunError):  # a calibration has just begun; it will be looked for again
+            self._begin(self.pipeline.claim_run)
+
     def _watch_drift(self) -> None:
         while not self._stopping.wait(self.settings.drift.poll_seconds if self._drift.caught_up else 0.05):
+            if not self.leads:
+                self._drift.caught_up = True  # with what is its to read: nothing
+                continue
             try:
                 self.look_for_drift()
             except SQLAlchemyError as error:
@@ -317,7 +481,7 @@ class Service:
         if version == self.engine.release.version or version in self._failed_versions:
             return
         try:
-            release = live_release(self.database, self.settings.releases.folder, hashes=self.pair.hashes)
+            release = live_release(self.database, self.settings.releases.folder, hashes=self.hashes)
             own = {domain: self._deltas(folder) for domain, folder in release.domain_adapters.items()}
             pause = self.engine.swap(release, self._deltas(release.adapter), own, release.vocabulary).result()
         except (ReleaseError, OSError) as error:
@@ -325,20 +489,24 @@ class Service:
             logger.error("release %d refused: %s", version, error)
             self.writer.event("release_refused", {"reason": str(error)}, release=version)
             return
+        self._membership.tell()
         logger.info("release %d is live after a pause of %.1f ms", release.version, pause * 1e3)
         self.writer.event("release_swapped", {"pause_seconds": pause}, release=release.version)
 
     def _deltas(self, adapter: str | None) -> dict[str, torch.Tensor]:
-        return load_adapter_delta(Path(adapter), self.pair.draft) if adapter else {}
+        return load_adapter_delta(Path(adapter), self.draft) if adapter and self.decodes else {}
 
     def _known_cost(self) -> CostModel | None:
-        """What an earlier life has measured here, unless it is too old or does not fit the present settings."""
-        found = get_cost(self.database, self._cost_key())
+        """What an earlier life has measured here, unless it is too old or does not fit the present settings.
+
+        Where nothing is decoded: what decoders of the same models have measured last, wherever they run.
+        """
+        found = self._recorded_cost()
         longest = timedelta(hours=self.settings.calibration.cost_hours)
-        if found is None or datetime.now(UTC) - found.measured_at > longest:
+        if found is None or datetime.now(UTC) - found[1].measured_at > longest:
             return None
         try:
-            cost = CostModel.from_dict(found.model, self._cost_key())
+            cost = CostModel.from_dict(found[1].model, found[0])
         except ValueError as error:
             logger.warning("costs are measured anew: %s", error)
             return None
@@ -346,17 +514,28 @@ class Service:
         fits = len(cost.step.verify_seconds) == decoder.max_chain_length + 1 and decoder.slots in cost.measured
         return cost if fits else None
 
-    def _measure_cost(self) -> CostModel:
-        cost = self.engine.measure_cost(self._cost_key(), repeats=3)
+    def _recorded_cost(self) -> tuple[str, CostRecord] | None:
+        own = get_cost(self.database, self._cost_key())
+        if own is not None or self.decodes:
+            return None if own is None else (self._cost_key(), own)
+        model = self.settings.model
+        same_models = f"|{model.target}|{self.hashes['draft'][:12]}|{model.dtype}|"
+        return next((found for found in list_costs(self.database).items() if same_models in found[0]), None)
+
+    def _measure_cost(self, engine: Engine) -> CostModel:
+        cost = engine.measure_cost(self._cost_key(), repeats=3)
         save_cost(self.database, self._cost_key(), cost.to_dict())
         return cost
 
     def _keep_cost(self) -> None:
-        """Store what steps have cost lately, and let calibration use it."""
-        if (cost := self.engine.cost) is None:
+        """Store what steps have cost lately, or read what decoders have stored, and let calibration use it."""
+        if not hasattr(self, "pipeline"):
             return
-        self.pipeline.cost = cost
         try:
+            if (cost := self.engine.cost) is None:
+                self.pipeline.cost = self._known_cost() or self.pipeline.cost
+                return
+            self.pipeline.cost = cost
             save_cost(self.database, self._cost_key(), cost.to_dict())
         except SQLAlchemyError as error:
             logger.warning("what steps cost lately is not kept: %s", error)
@@ -365,7 +544,7 @@ class Service:
         model = self.settings.model
         return cost_key(
             target=model.target,
-            draft=self.pair.hashes["draft"][:12],
+            draft=self.hashes["draft"][:12],
             dtype=model.dtype,
             device=model.device,
             threads=self._threads,
@@ -403,8 +582,8 @@ class Service:
         add_event(self.database, RETRAIN_DECLINED, detail)
 
     def _facts(self) -> Facts:
-        if not self._training.locked():  # a run of ours changes its process between training and publishing
-            fail_orphans(self.database)
+        if self.leads:
+            self._fail_orphans()
         active = active_run(self.database)
         learned_at = last_begun(self.database, ("passed", "refused"))
         return Facts(
@@ -425,3 +604,10 @@ class Service:
     def _scheduled_prune(self) -> None:
         if pruned := prune(self.database, self.settings, stopped=self._stopping.is_set):
             logger.info("pruned: %s", pruned)
+
+
+def _url(server: ServerSettings) -> str:
+    """Where other machines would ask this one."""
+    everywhere = server.host in ("0.0.0.0", "::", "")
+    host = socket.gethostname() if everywhere else server.host
+    return f"http://{f'[{host}]' if ':' in host else host}:{server.port}"

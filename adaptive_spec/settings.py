@@ -243,6 +243,15 @@ class RetentionSettings(_Section):
     releases: int = Field(default=20, ge=0)  # newest bundles, beside those that must stay
 
 
+class ClusterSettings(_Section):
+    """What this process does, among others on the same database."""
+
+    role: Literal["all", "decoder", "trainer"] = "all"  # a decoder never trains, a trainer never decodes
+    heartbeat_seconds: float = Field(default=2.0, gt=0)  # between signs of life, and looks at who leads
+    gone_seconds: float = Field(default=10.0, gt=0)  # without a sign, after which a process counts as gone
+    forget_hours: float = Field(default=24.0, gt=0)  # after which one that is gone leaves the list
+
+
 class ServerSettings(_Section):
     """HTTP."""
 
@@ -268,6 +277,7 @@ class Settings(BaseSettings):
     releases: ReleaseSettings = Field(default_factory=ReleaseSettings)
     schedule: ScheduleSettings = ScheduleSettings()
     retention: RetentionSettings = RetentionSettings()
+    cluster: ClusterSettings = ClusterSettings()
     server: ServerSettings = ServerSettings()
 
     @classmethod

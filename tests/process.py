@@ -43,20 +43,30 @@ def call(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         return found
 
 
-def start(environment: dict[str, str], port: int, log: Path) -> "subprocess.Popen[bytes]":
+def launch(environment: dict[str, str], port: int, log: Path, *flags: str) -> "subprocess.Popen[bytes]":
+    """Start the service and do not wait for it."""
     with open(log, "ab") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "adaptive_spec.cli", "serve", "--port", str(port)],
+        return subprocess.Popen(
+            [sys.executable, "-m", "adaptive_spec.cli", "serve", "--port", str(port), *flags],
             env=environment,
             stdout=output,
             stderr=output,
         )
-    deadline = time.monotonic() + 90
+
+
+def wait_until_ready(process: "subprocess.Popen[bytes]", port: int, log: Path, seconds: float = 90) -> None:
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         assert process.poll() is None, log.read_text()[-2000:]
         try:
             call(f"http://127.0.0.1:{port}/readyz")
-            return process
+            return
         except OSError:
             time.sleep(0.1)
     raise AssertionError(log.read_text()[-2000:])
+
+
+def start(environment: dict[str, str], port: int, log: Path) -> "subprocess.Popen[bytes]":
+    process = launch(environment, port, log)
+    wait_until_ready(process, port, log)
+    return process

@@ -21,6 +21,7 @@ from adaptive_spec.records import events as event_records
 from adaptive_spec.records import releases as release_records
 from adaptive_spec.records import runs as run_records
 from adaptive_spec.records.database import Database
+from adaptive_spec.records.decoders import Sign, give_sign
 from adaptive_spec.records.traces import TraceStore
 from adaptive_spec.settings import CalibrationSettings
 from tests.calibration.planted import chains, linear_cost, record
@@ -149,6 +150,16 @@ def test_listings_show_what_is_recorded(database: Database) -> None:
     assert json.loads(runner.invoke(cli.app, ["releases", "--json"]).stdout)["live"] == 1
     assert "Live: release 1" in runner.invoke(cli.app, ["releases"]).stdout
     assert "seconds=0.500" in runner.invoke(cli.app, ["events", "--kind", "swap"]).stdout
+
+
+def test_releases_status_shows_who_runs_what(database: Database) -> None:
+    shown = runner.invoke(cli.app, ["releases", "status"])
+    assert shown.exit_code == 0 and "None yet." in shown.stdout
+    give_sign(database, Sign("a", "h", 7, "trainer", "http://h:1", "1", 3, {}, True))
+    assert "trainer" in runner.invoke(cli.app, ["releases", "status"]).stdout
+    found = json.loads(runner.invoke(cli.app, ["releases", "status", "--json"]).stdout)
+    assert found["live"] == 0
+    assert [(row["id"], row["state"], row["release"]) for row in found["decoders"]] == [("a", "leads", 3)]
 
 
 @pytest.mark.parametrize("command", LISTINGS)

@@ -10,6 +10,8 @@ import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from sqlalchemy import Connection, Engine, create_engine, event, func, make_url,
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.orm import Session
+from sqlalchemy.pool import NullPool
 from sqlalchemy.util import immutabledict
 
 from adaptive_spec.errors import RecordsError
@@ -33,6 +36,15 @@ UPGRADE_COMMAND = "adaptive-spec db upgrade"
 _UPGRADE_LOCK = 7_214_031_905  # one migrating process at a time on PostgreSQL
 _NUMBER_LOCK = 7_214_031_906  # shared while rows are numbered, exclusive to learn which numbers are all there
 _READ_ONLY = "adaptive_spec_read_only"
+# A server that vanished without a word is noticed in seconds; by default TCP takes a quarter of an hour.
+_NOTICE_LOSS = {
+    "connect_timeout": 5,
+    "keepalives_idle": 2,
+    "keepalives_interval": 1,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 5_000,
+}
+_NOTICE_LOSS_THERE = "SET tcp_keepalives_idle = 2; SET tcp_keepalives_interval = 1; SET tcp_keepalives_count = 3"
 
 
 def migrations_folder() -> Path:
@@ -121,6 +133,33 @@ class Database:
             pages = [session.scalar(text(f"PRAGMA {name}")) or 0 for name in ("page_count", "page_size")]
             return int(pages[0] * pages[1])
 
+    def clock(self, session: Session) -> datetime:
+        """Return the database's own time, so that ages hang on nobody else's clock.
+
+        SQLite has none but that of its machine, which all its processes share.
+        """
+        return datetime.now(UTC) if self.is_sqlite else session.scalars(select(func.clock_timestamp())).one()
+
+    def take_turns(self, session: Session, key: int) -> None:
+        """Let one unit of work of this key run at a time; on SQLite all that write take turns anyhow."""
+        if not self.is_sqlite:
+            session.execute(select(func.pg_advisory_xact_lock(key)))
+
+    def dedicated(self) -> Connection:
+        """Return a PostgreSQL connection of the caller's own, outside the pool, each statement a transaction.
+
+        For what lives as long as its connection: locks of a session, and listening.  When this process or its machine
+        is gone, the server notices within seconds and lets go of both.  ``invalidate`` closes it without a word to a
+        server that may be gone itself.
+        """
+        connection = self._apart.connect()
+        try:
+            connection.exec_driver_sql(_NOTICE_LOSS_THERE)
+        except BaseException:
+            connection.invalidate()
+            raise
+        return connection
+
     def settle(self, *, scrub: bool = False) -> None:
         """Bring what was committed to the disk, so that not even a power cut takes it back.
 
@@ -175,6 +214,11 @@ class Database:
     def close(self) -> None:
         """Close every connection."""
         self.engine.dispose()
+
+    @cached_property
+    def _apart(self) -> Engine:
+        """Makes connections that are not pooled, and not rolled back when they are closed."""
+        return _postgresql_engine(self.url, poolclass=NullPool, isolation_level="AUTOCOMMIT", pool_reset_on_return=None)
 
     def _config(self) -> Config:
         config = Config()
@@ -231,10 +275,11 @@ def _turn_to_wal(connection: Any) -> None:
             time.sleep(_WAL_RETRY_SECONDS)
 
 
-def _postgresql_engine(url: Any) -> Engine:
+def _postgresql_engine(url: Any, **options: Any) -> Engine:
     if url.drivername == "postgresql":
         url = url.set(drivername="postgresql+psycopg")
-    return create_engine(url, json_serializer=_to_json, pool_pre_ping=True)
+    noticing = {name: value for name, value in _NOTICE_LOSS.items() if name not in url.query}
+    return create_engine(url, json_serializer=_to_json, pool_pre_ping=True, connect_args=noticing, **options)
 
 
 def _to_json(value: Any) -> str:

@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 from adaptive_spec.errors import ReleaseError
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.events import event_row
+from adaptive_spec.records.notify import notify
 from adaptive_spec.records.tables import EventRow, ReleaseRow
 
 RELEASE_LIVE = "release_live"  # kind of event
@@ -84,6 +85,7 @@ def set_live(database: Database, version: int, reason: str) -> None:
             row.state = "live"
         detail = {"reason": reason, "before": before}
         session.add(EventRow(**event_row(RELEASE_LIVE, detail, None, version)))
+        notify(session)
 
 
 def live_version(database: Database) -> int:

@@ -1,21 +1,29 @@
-"""Training runs.  The service creates them, the run's own process reports progress here, everybody may look."""
+"""Training runs.  The service creates them, the run's own process reports progress here, everybody may look.
+
+A process that may not train asks for a run: a row that is ``requested``, which the one that leads claims.
+"""
 
 import os
 import socket
-from collections.abc import Collection
+from collections.abc import Collection, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import func, select
+from sqlalchemy.orm import Session
 
 from adaptive_spec.errors import RunError
 from adaptive_spec.records.database import Database
-from adaptive_spec.records.tables import RunRow, TraceRow
+from adaptive_spec.records.notify import notify
+from adaptive_spec.records.tables import DecoderRow, RunRow, TraceRow
 
-ACTIVE = ("queued", "running")
+REQUESTED = "requested"
+STARTED = ("queued", "running")
+ACTIVE = (REQUESTED, *STARTED)
 FINISHED = ("passed", "refused", "failed", "cancelled")
 _SILENCE = timedelta(hours=1)  # after which a run that this machine cannot look at is held for dead
+_RUNS_LOCK = 7_214_031_907
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +32,7 @@ class RunRecord:
 
     id: int
     trigger: str
-    state: str  # queued | running | passed | refused | failed | cancelled
+    state: str  # requested | queued | running | passed | refused | failed | cancelled
     created_at: datetime
     finished_at: datetime | None
     progress: dict[str, Any]
@@ -48,23 +56,61 @@ class RunGain:
     gain_share_high: float
 
 
-def create_run(database: Database, trigger: str, settings: dict[str, Any]) -> int:
-    """Store a queued run and return its number."""
-    now = datetime.now(UTC)
-    row = RunRow(
-        trigger=trigger,
-        state="queued",
-        settings=settings,
-        progress={},
-        report={},
-        pid=os.getpid(),  # until the run has a process of its own
-        host=socket.gethostname(),
-        created_at=now,
-        updated_at=now,
-    )
+def create_run(database: Database, trigger: str, settings: dict[str, Any], *, alone: bool = False) -> int:
+    """Store a queued run and return its number.
+
+    Args:
+        alone: only if no other is active, whoever else tries at the same moment.
+
+    Raises:
+        RunError: another one is active, and this one should be alone.
+    """
+    row = _new(trigger, "queued", settings)
+    row.pid = os.getpid()  # until the run has a process of its own
     with database.session_scope() as session:
+        if alone:
+            _refuse_second(database, session)
         session.add(row)
         session.flush()
+        return row.id
+
+
+def request_run(database: Database, trigger: str) -> int:
+    """Ask whoever leads for a run, and return its number.  Settings are those of who claims it.
+
+    Raises:
+        RunError: another one is active, or asked for already.
+    """
+    row = _new(trigger, REQUESTED, {})
+    with database.session_scope() as session:
+        _refuse_second(database, session)
+        session.add(row)
+        session.flush()
+        notify(session)
+        return row.id
+
+
+def requested_run(database: Database) -> int | None:
+    """Return the run that was asked for and waits to be claimed."""
+    query = select(RunRow.id).where(RunRow.state == REQUESTED).order_by(RunRow.id).limit(1)
+    with database.session_scope(read_only=True) as session:
+        return session.scalar(query)
+
+
+def claim_run(database: Database, settings: dict[str, Any]) -> int | None:
+    """Queue the run that was asked for, as this process's own; None when there is none, or another one has started.
+
+    Args:
+        settings: of a new run; one that is to go on keeps its own.
+    """
+    with database.session_scope() as session:
+        database.take_turns(session, _RUNS_LOCK)
+        active = session.scalars(select(RunRow).where(RunRow.state.in_(ACTIVE)).order_by(RunRow.id)).all()
+        if not active or any(row.state in STARTED for row in active):
+            return None
+        row = active[0]
+        row.settings = row.settings or settings
+        _queue(row, "queued")
         return row.id
 
 
@@ -105,22 +151,28 @@ def update_run(
         row.updated_at = datetime.now(UTC)
 
 
-def reopen_run(database: Database, run_id: int) -> None:
+def reopen_run(database: Database, run_id: int, *, ask: bool = False) -> None:
     """Queue a run again that was interrupted, and count it: ``num_resumptions`` of the report.
 
+    Args:
+        ask: whoever leads to go on with it, instead of this process.
+
     Raises:
-        RunError: the run is unknown, active, or has passed the gate or failed at it.
+        RunError: the run is unknown, active, or has passed the gate or failed at it; or another one is active.
     """
     with database.session_scope() as session:
+        database.take_turns(session, _RUNS_LOCK)
         row = session.get(RunRow, run_id, with_for_update=True)
         if row is None:
             raise _unknown(run_id)
         if row.state not in ("failed", "cancelled"):
             raise RunError(f"Run {run_id} is {row.state}; only one that was cut short goes on. Start a new run.")
+        _refuse_second(database, session)
         row.report = {**row.report, "num_resumptions": row.report.get("num_resumptions", 0) + 1}
-        row.error, row.pid, row.host = None, os.getpid(), socket.gethostname()
-        row.updated_at = datetime.now(UTC)
-        _change_state(row, "queued")
+        row.error = None
+        _queue(row, REQUESTED if ask else "queued")
+        if ask:
+            notify(session)
 
 
 def get_run(database: Database, run_id: int) -> RunRecord:
@@ -182,26 +234,55 @@ def count_traces(database: Database, since: datetime | None = None) -> int:
 
 
 def active_run(database: Database) -> RunRecord | None:
-    """Return the oldest run that is queued or running."""
+    """Return the oldest run that is asked for, queued or running."""
     query = select(RunRow).where(RunRow.state.in_(ACTIVE)).order_by(RunRow.id).limit(1)
     with database.session_scope(read_only=True) as session:
         row = session.scalar(query)
         return None if row is None else _record(row)
 
 
-def fail_orphans(database: Database) -> list[int]:
-    """Mark active runs whose process is gone as failed; return their numbers.
+def fail_orphans(database: Database, *, gone_seconds: float | None = None) -> list[int]:
+    """Mark active runs whose process is gone as failed; return their numbers.  A run that was asked for has none yet.
 
-    A process is looked up on its own machine only.  Runs of another machine, and runs that never got a process,
-    count as gone after an hour without a sign of life.
+    A process is looked up on its own machine only.  Runs of another machine count as gone after an hour without a sign
+    of life, or once no process of the service has given a sign there for so long as ``gone_seconds``.
     """
     with database.session_scope() as session:
-        active = session.scalars(select(RunRow).where(RunRow.state.in_(ACTIVE)).order_by(RunRow.id))
-        orphans = [row for row in active if _is_gone(row)]
+        silent = set() if gone_seconds is None else _silent_hosts(database, session, gone_seconds)
+        started = session.scalars(select(RunRow).where(RunRow.state.in_(STARTED)).order_by(RunRow.id))
+        orphans = [row for row in started if _is_gone(row, silent)]
         for row in orphans:
             row.error = "The run's process ended without a result. Start a new run, or go on with this one (--resume)."
             _change_state(row, "failed")
         return [row.id for row in orphans]
+
+
+def _new(trigger: str, state: str, settings: dict[str, Any]) -> RunRow:
+    now = datetime.now(UTC)
+    return RunRow(
+        trigger=trigger,
+        state=state,
+        settings=settings,
+        progress={},
+        report={},
+        host=socket.gethostname(),
+        created_at=now,
+        updated_at=now,
+    )
+
+
+def _refuse_second(database: Database, session: Session) -> None:
+    """Make sure, until this unit of work ends, that no run is active."""
+    database.take_turns(session, _RUNS_LOCK)
+    active = session.scalar(select(RunRow).where(RunRow.state.in_(ACTIVE)).order_by(RunRow.id).limit(1))
+    if active is not None:
+        raise RunError(f"Run {active.id} is {active.state}; wait for it (adaptive-spec runs).")
+
+
+def _queue(row: RunRow, state: str) -> None:
+    row.pid, row.host = os.getpid(), socket.gethostname()
+    row.updated_at = datetime.now(UTC)
+    _change_state(row, state)
 
 
 def _change_state(row: RunRow, state: str) -> None:
@@ -209,9 +290,16 @@ def _change_state(row: RunRow, state: str) -> None:
     row.finished_at = datetime.now(UTC) if state in FINISHED else None
 
 
-def _is_gone(row: RunRow) -> bool:
+def _silent_hosts(database: Database, session: Session, gone_seconds: float) -> set[str]:
+    """Machines of which every process of the service that is on the list has fallen silent."""
+    newest = select(DecoderRow.host, func.max(DecoderRow.heartbeat_at)).group_by(DecoderRow.host)
+    longest_ago = database.clock(session) - timedelta(seconds=gone_seconds)
+    return {host for host, heartbeat_at in session.execute(newest) if heartbeat_at < longest_ago}
+
+
+def _is_gone(row: RunRow, silent_hosts: Set[str]) -> bool:
     if row.pid is None or row.host != socket.gethostname():
-        return datetime.now(UTC) - row.updated_at > _SILENCE
+        return row.host in silent_hosts or datetime.now(UTC) - row.updated_at > _SILENCE
     try:
         os.kill(row.pid, 0)
     except ProcessLookupError:

@@ -330,6 +330,33 @@ class RunRow(Base):
     finished_at: Mapped[datetime | None]
 
 
+class DecoderRow(Base):
+    """A process of the service.  Its times are the database's, whatever its own clock says."""
+
+    __tablename__ = "decoders"
+
+    id: Mapped[str] = mapped_column(String, primary_key=True)
+    host: Mapped[str]
+    pid: Mapped[int]
+    role: Mapped[str]  # all | decoder | trainer
+    url: Mapped[str]  # where it answers HTTP
+    version: Mapped[str]  # of the package
+    release: Mapped[int]  # that it runs, not the one it should
+    hashes: Mapped[dict[str, Any]]  # of its models and tokenizer
+    leads: Mapped[bool]
+    started_at: Mapped[datetime]
+    heartbeat_at: Mapped[datetime]
+
+
+class JobRow(Base):
+    """When a job of the schedule was last begun, by whichever process led; by the database's clock."""
+
+    __tablename__ = "jobs"
+
+    name: Mapped[str] = mapped_column(String, primary_key=True)
+    begun_at: Mapped[datetime]
+
+
 class CalibrationRow(Base):
     """One domain's thresholds as a release carried them."""
 

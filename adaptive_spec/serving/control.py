@@ -5,7 +5,6 @@ Routes that change something need the token when one is set, and are refused to 
 
 import hmac
 import platform
-from importlib import metadata
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -14,6 +13,7 @@ from starlette.exceptions import HTTPException
 
 from adaptive_spec.serving import views
 from adaptive_spec.serving.ports import Service
+from adaptive_spec.version import package_version
 
 Limit = Annotated[int, Query(ge=1, le=10_000)]
 Days = Annotated[float | None, Query(ge=0, le=36_500)]
@@ -119,6 +119,10 @@ def _reads(service: Service) -> APIRouter:
     def releases() -> dict[str, Any]:
         return views.releases(service.database)
 
+    @router.get("/decoders")
+    def decoders() -> dict[str, Any]:
+        return views.decoders(service.database, gone_seconds=service.settings.cluster.gone_seconds)
+
     @router.get("/events")
     def events(limit: Limit = 50, kind: str | None = None) -> dict[str, Any]:
         return views.events(service.database, limit=limit, kind=kind)
@@ -197,11 +201,3 @@ def _check_origin(request: Request) -> None:
     origin = request.headers.get("origin")
     if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
         raise HTTPException(403, f"Requests from pages of {origin} are refused. Call the route from its own origin.")
-
-
-def package_version() -> str:
-    """Return the installed version, "unknown" in a bare checkout."""
-    try:
-        return metadata.version("adaptive-spec")
-    except metadata.PackageNotFoundError:
-        return "unknown"

@@ -43,6 +43,14 @@ RUN_COLUMNS = (
     ("progress", "Progress"),
     ("own_adapters", "Own adapters"),
 )
+DECODER_COLUMNS = (
+    ("host", "Host"),
+    ("pid", "Process"),
+    ("role", "Role"),
+    ("release", "Release"),
+    ("state", "State"),
+    ("age_seconds", "Seconds since its last sign"),
+)
 RELEASE_COLUMNS = (("version", "Release"), ("state", "State"), ("parent", "Parent"), ("created_at", "Written at"))
 
 
@@ -60,6 +68,7 @@ def page_router(service: Service) -> APIRouter:
 def render(service: Service) -> str:
     """Render the page."""
     engine, database = service.engine, service.database
+    gone = service.settings.cluster.gone_seconds
     facts = (
         f"{escape(service.settings.model.target)} · live release <b>{engine.release.version}</b> · "
         f"{engine.num_active} active · {engine.queue_depth} queued · {service.writer.num_dropped} records dropped"
@@ -71,6 +80,7 @@ def render(service: Service) -> str:
             f"<style>{STYLE}</style></head><body><main><h1>adaptive-spec</h1><p class=facts>{facts}</p>",
             _section("Domains", DOMAIN_COLUMNS, views.stats(database)["domains"]),
             _section("Releases", RELEASE_COLUMNS, views.releases(database)["releases"]),
+            _section("Decoders", DECODER_COLUMNS, views.decoders(database, gone_seconds=gone)["decoders"]),
             _section("Runs", RUN_COLUMNS, _with_lines(views.runs(database)["runs"])),
             "</main></body></html>",
         )

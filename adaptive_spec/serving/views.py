@@ -15,6 +15,7 @@ from adaptive_spec.core import Release
 from adaptive_spec.decoding.budget import Budget
 from adaptive_spec.errors import RunError
 from adaptive_spec.records import calibrations as calibration_records
+from adaptive_spec.records import decoders as decoder_records
 from adaptive_spec.records import domains as domain_records
 from adaptive_spec.records import events as event_records
 from adaptive_spec.records import releases as release_records
@@ -87,6 +88,12 @@ def releases(database: Database) -> dict[str, Any]:
     """All releases and the live one; 0 is the base draft."""
     live = release_records.live_version(database)
     return {"live": live, "releases": plain(release_records.list_releases(database))}
+
+
+def decoders(database: Database, *, gone_seconds: float) -> dict[str, Any]:
+    """Every process of the service, what it runs and whether it lives; and the release that all should run."""
+    live = release_records.live_version(database)
+    return {"live": live, "decoders": plain(decoder_records.list_decoders(database, gone_seconds))}
 
 
 def events(database: Database, *, limit: int = 50, kind: str | None = None) -> dict[str, Any]:

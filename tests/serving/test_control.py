@@ -9,6 +9,7 @@ from adaptive_spec.calibration.watch import StreamState
 from adaptive_spec.errors import SettingsError
 from adaptive_spec.records import events as event_records
 from adaptive_spec.records import releases as release_records
+from adaptive_spec.records.decoders import Sign, give_sign
 from adaptive_spec.records.traces import TraceStore
 from adaptive_spec.serving.app import check_bind, create_app
 from adaptive_spec.serving.metrics import ServiceCollector
@@ -123,6 +124,16 @@ def test_releases_and_rollback(client: TestClient, service: Any, tmp_path: Path)
     assert client.post("/api/releases/rollback", json={"to": 0, "reason": "bad"}).json() == {"live": 0}
     assert client.post("/api/releases/rollback", json={"to": 99}).status_code == 409
     assert client.post("/api/releases/rollback", json={"to": -1}).status_code == 400
+
+
+def test_decoders(client: TestClient, service: Any) -> None:
+    assert client.get("/api/decoders").json() == {"live": 0, "decoders": []}
+    give_sign(service.database, Sign("a", "<i>h</i>", 7, "trainer", "http://h:1", "1", 3, {"draft": "d"}, True))
+    (row,) = client.get("/api/decoders").json()["decoders"]
+    assert (row["role"], row["release"], row["state"], row["hashes"]) == ("trainer", 3, "leads", {"draft": "d"})
+    assert 0 <= row["age_seconds"] < 10
+    page = client.get("/").text
+    assert "&lt;i&gt;h&lt;/i&gt;" in page and "<td>leads</td>" in page
 
 
 def test_events(client: TestClient, service: Any) -> None:
