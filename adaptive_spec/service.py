@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,7 +36,7 @@ from adaptive_spec.records.retention import Forgotten, forget_request
 from adaptive_spec.records.runs import active_run, count_traces, fail_orphans, last_begun
 from adaptive_spec.records.traces import TraceStore
 from adaptive_spec.records.writer import Writer
-from adaptive_spec.releases.adapter import load_adapter_delta
+from adaptive_spec.releases.adapter import load_release
 from adaptive_spec.releases.registry import live_release, rollback
 from adaptive_spec.scheduler import Scheduler
 from adaptive_spec.settings import Settings
@@ -314,8 +313,7 @@ class Service:
             return
         try:
             release = live_release(self.database, self.settings.releases.folder, hashes=self.pair.hashes)
-            own = {domain: self._deltas(folder) for domain, folder in release.domain_adapters.items()}
-            pause = self.engine.swap(release, self._deltas(release.adapter), own, release.vocabulary).result()
+            pause = self.engine.swap(load_release(release, self.pair.draft)).result()
         except (ReleaseError, OSError) as error:
             self._failed_versions.add(version)
             logger.error("release %d refused: %s", version, error)
@@ -323,9 +321,6 @@ class Service:
             return
         logger.info("release %d is live after a pause of %.1f ms", release.version, pause * 1e3)
         self.writer.event("release_swapped", {"pause_seconds": pause}, release=release.version)
-
-    def _deltas(self, adapter: str | None) -> dict[str, torch.Tensor]:
-        return load_adapter_delta(Path(adapter), self.pair.draft) if adapter else {}
 
     def _known_cost(self) -> CostModel | None:
         """What an earlier life has measured here, unless it is too old or does not fit the present settings."""

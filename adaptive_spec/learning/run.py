@@ -31,7 +31,7 @@ from adaptive_spec.learning.pinned import pinned
 from adaptive_spec.learning.replay import divide
 from adaptive_spec.learning.vocabulary import choose_vocabulary
 from adaptive_spec.models.loading import load_pair
-from adaptive_spec.models.weights import DraftWeights
+from adaptive_spec.models.weights import DraftWeights, LoadedRelease
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.releases import same_draft
 from adaptive_spec.records.runs import learned_until, update_run
@@ -93,10 +93,10 @@ def train(database: Database, settings: Settings, run_id: int, out: Path) -> Non
     out.mkdir(parents=True, exist_ok=True)
     alike = same_draft(database, parent.version)
     traces, held_out = pinned(out, parent.version, alike, traces, store.load(held_out=True))
-    weights = DraftWeights(draft)
-    weights.merge(load_adapter_delta(Path(parent.adapter), draft) if parent.adapter else {})
-    before = score(draft, held_out, vocabulary=parent.vocabulary)
-    weights.merge({})
+    deltas = load_adapter_delta(Path(parent.adapter), draft) if parent.adapter else {}
+    shared = DraftWeights(draft).prepare(LoadedRelease(deltas=deltas)).shared
+    before = score(shared.model, held_out, vocabulary=parent.vocabulary)
+    del shared, deltas
     fitted, selection = split(traces)
     parent_adapter = Path(parent.adapter) if parent.adapter else None
     fresh, older = divide(fitted, learned_until(database, alike), settings.learning.replay_share)

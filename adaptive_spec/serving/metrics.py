@@ -72,8 +72,11 @@ class ServiceCollector(Collector):
         yield _gauge("request_queue_depth", "Requests waiting for a slot.", engine.queue_depth)
         yield _counter("recalled_prompt_tokens", "Prompt tokens out of the prefix cache.", engine.num_recalled_tokens)
         yield _counter("listener_failures", "Outcomes that a listener raised on.", engine.num_listener_failures)
-        pause = engine.last_swap_seconds or 0.0
-        yield _gauge("swap_pause_seconds", "How long decoding stood still in the last release swap.", pause)
+        pauses = engine.pauses
+        yield _gauge("swap_pause_seconds", "How long decoding stood still in the last swap.", pauses.last_seconds)
+        yield _gauge("longest_swap_pause_seconds", "The same of the longest since the start.", pauses.longest_seconds)
+        yield _counter("swap_pauses_seconds", "The same of all together.", pauses.total_seconds)
+        yield _counter("swaps", "Exchanges of releases since the start.", pauses.num_swaps)
 
 
 def metrics_router(service: Service) -> APIRouter:

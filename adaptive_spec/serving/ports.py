@@ -75,13 +75,26 @@ class Stream(Protocol):
         """Stop decoding; harmless after the end."""
 
 
+class Pauses(Protocol):
+    """How long decoding stood still while releases were exchanged."""
+
+    @property
+    def num_swaps(self) -> int: ...
+    @property
+    def last_seconds(self) -> float: ...
+    @property
+    def longest_seconds(self) -> float: ...
+    @property
+    def total_seconds(self) -> float: ...
+
+
 class Engine(Protocol):
     """The live decoder."""
 
     @property
     def release(self) -> Release: ...
     @property
-    def last_swap_seconds(self) -> float | None: ...
+    def pauses(self) -> Pauses: ...
     @property
     def num_active(self) -> int: ...
     @property

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from adaptive_spec.calibration.watch import StreamState
 from adaptive_spec.core import POOLED, Release, Request, Thresholds
 from adaptive_spec.decoding.budget import Budget
+from adaptive_spec.decoding.engine import Pauses
 from adaptive_spec.errors import AdaptiveSpecError, BusyError, ReleaseError, RunError
 from adaptive_spec.records import runs as run_records
 from adaptive_spec.records.database import Database
@@ -94,7 +95,8 @@ class Engine:
     def __init__(self) -> None:
         thresholds = {POOLED: Thresholds(stop_below=0.3), "code": Thresholds(temperature=1.5)}
         self.release = Release(version=7, thresholds=MappingProxyType(thresholds))
-        self.last_swap_seconds = 0.25
+        self.pauses = Pauses(2, 0.25, 0.5, 0.75)
+        self.canary: Release | None = None
         self.num_active = 1
         self.queue_depth = 2
         self.num_listener_failures = 5
