@@ -58,6 +58,8 @@ config_app = typer.Typer(no_args_is_help=True, help="The settings.")
 db_app = typer.Typer(no_args_is_help=True, help="The database.")
 traces_app = typer.Typer(invoke_without_command=True, help="The traces that training learns from.")
 models_app = typer.Typer(no_args_is_help=True, help="Targets and drafts.")
+releases_app = typer.Typer(invoke_without_command=True, help="Releases: all of them, which is live, which on trial.")
+app.add_typer(releases_app, name="releases")
 app.add_typer(config_app, name="config")
 app.add_typer(db_app, name="db")
 app.add_typer(traces_app, name="traces")
@@ -247,9 +249,11 @@ def runs(limit: Limit = 20, url: Url = None, json_: Json = False) -> None:
     _show(found, rows, columns, json_)
 
 
-@app.command()
-def releases(url: Url = None, json_: Json = False) -> None:
+@releases_app.callback()
+def releases(ctx: typer.Context, url: Url = None, json_: Json = False) -> None:
     """All releases and which is live."""
+    if ctx.invoked_subcommand is not None:
+        return
 
     def direct(database: "Database") -> dict[str, Any]:
         from adaptive_spec.serving import views
@@ -260,6 +264,39 @@ def releases(url: Url = None, json_: Json = False) -> None:
     _show(found, found["releases"], ("version", "state", "parent", "created_at", "folder"), json_)
     if not json_:
         typer.echo(f"Live: release {found['live']}")
+
+
+@releases_app.command("canary")
+def releases_canary(
+    promote: Annotated[bool, typer.Option("--promote", help="Make the release on trial live now.")] = False,
+    abort: Annotated[bool, typer.Option("--abort", help="Roll the release on trial back now.")] = False,
+    reason: Annotated[str, typer.Option(help="What is recorded as the reason.")] = "asked for",
+    limit: Limit = 20,
+    url: Url = None,
+    token: Token = "",
+    json_: Json = False,
+) -> None:
+    """The release on trial and how it does, and past trials; or end the trial."""
+    if promote and abort:
+        raise typer.BadParameter("A trial ends one way; give --promote or --abort.")
+    if promote or abort:
+        order = {"action": "promote" if promote else "abort", "reason": reason}
+        found = Client(url or DEFAULT_URL, token).post("/api/canary", order)
+        _say(found, f"Release {found['live']} is live.", json_)
+        return
+
+    def direct(database: "Database") -> dict[str, Any]:
+        from adaptive_spec.serving import views
+
+        return views.canary(database, limit=limit)
+
+    found = _ask(url, "/api/canary", {"limit": limit}, direct)
+    columns = ("release", "live", "share", "state", "started_at", "ended_at", "reason")
+    _show(found, found["canaries"], columns, json_)
+    if not json_ and found["running"]:
+        from adaptive_spec.serving.canaries import told
+
+        typer.echo(told(found["running"]))
 
 
 @app.command()

@@ -19,7 +19,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from adaptive_spec.calibration.answer import DriftAnswers
 from adaptive_spec.calibration.cost import CostModel, cost_key
 from adaptive_spec.calibration.watch import DriftWatch, StreamState
-from adaptive_spec.core import Step
+from adaptive_spec.canary import CanaryWatch
+from adaptive_spec.core import Release, Step
 from adaptive_spec.decoding.engine import Engine
 from adaptive_spec.decoding.listeners import Listeners
 from adaptive_spec.errors import AdaptiveSpecError, ReleaseError, RunDeclined, RunError, UnavailableError
@@ -27,17 +28,17 @@ from adaptive_spec.learning.triggers import DRIFT, SCHEDULE, Decline, Facts, dec
 from adaptive_spec.learning.yielding import PaceMeter, Yielding
 from adaptive_spec.models.loading import ModelPair, load_pair
 from adaptive_spec.pipeline import Pipeline
+from adaptive_spec.records.canaries import ABORTED, PROMOTED, end_canary, running_canary, standing
 from adaptive_spec.records.costs import get_cost, save_cost
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.events import add_event
 from adaptive_spec.records.quota import Quota
-from adaptive_spec.records.releases import live_version
 from adaptive_spec.records.retention import Forgotten, forget_request
 from adaptive_spec.records.runs import active_run, count_traces, fail_orphans, last_begun
 from adaptive_spec.records.traces import TraceStore
 from adaptive_spec.records.writer import Writer
 from adaptive_spec.releases.adapter import load_release
-from adaptive_spec.releases.registry import live_release, rollback
+from adaptive_spec.releases.registry import rollback, stored_release
 from adaptive_spec.scheduler import Scheduler
 from adaptive_spec.settings import Settings
 
@@ -112,6 +113,7 @@ class Service:
             self.pair, self.settings.decoder, self._listeners(), verification=self.settings.verification
         )
         self.engine.start()
+        self._canary = CanaryWatch(self.database, self.settings, self.engine, self._stored)
         progress("cost of a step")
         cost = self._known_cost() or self._measure_cost()
         self.engine.price(cost)
@@ -185,6 +187,10 @@ class Service:
         """
         self.writer.flush(10.0)
         self._keep_cost()
+        if (canary := running_canary(self.database)) is not None:
+            raise RunError(
+                f"Release {canary.release} is on trial. Wait for it or end it (adaptive-spec releases canary)."
+            )
         with self._training:
             calibrations, version = self.pipeline.calibrate_live(self.engine.release, domain, after_step)
         self._follow_live()
@@ -201,6 +207,19 @@ class Service:
         self._failed_versions.discard(version)
         self._follow_live()
         return version
+
+    def end_canary(self, promote: bool, reason: str) -> int:
+        """Promote the release that is on trial, or roll it back, here and now; return the live version.
+
+        Raises:
+            ReleaseError: none is.
+        """
+        canary = running_canary(self.database)
+        if canary is None:
+            raise ReleaseError("No release is on trial. `adaptive-spec releases canary` shows past trials.")
+        end_canary(self.database, canary.id, PROMOTED if promote else ABORTED, reason, {})
+        self._follow_live()
+        return self.engine.release.version
 
     def forget(self, request_id: str) -> Forgotten:
         """Delete what is stored of a request's text: its traces and its measured chains."""
@@ -267,6 +286,7 @@ class Service:
         while not self._stopping.wait(self.settings.releases.poll_seconds):
             try:
                 self._follow_live()
+                self._judge_canary()
             except Exception:
                 logger.exception("the live release could not be read; the present one goes on")
 
@@ -304,23 +324,37 @@ class Service:
         return RunError(f"Run {running.id if running else '?'} is active; wait for it (adaptive-spec runs).")
 
     def _follow_live(self) -> None:
-        """Swap in the live release when it is not the one that runs.  A bad one is refused and the old one goes on."""
+        """Run the releases that are to run, live and on trial.  A bad one is refused and the old one goes on."""
         with self._following:
-            self._follow(live_version(self.database))
+            live, canary = standing(self.database)
+            self._follow(live)
+            self._canary.follow(canary)
+
+    def _judge_canary(self) -> None:
+        with self._following:
+            ended = self._canary.judge()
+        if ended:
+            self._follow_live()
+
+    def _stored(self, version: int) -> Release:
+        return stored_release(self.database, self.settings.releases.folder, version, hashes=self.pair.hashes)
 
     def _follow(self, version: int) -> None:
         if version == self.engine.release.version or version in self._failed_versions:
             return
         try:
-            release = live_release(self.database, self.settings.releases.folder, hashes=self.pair.hashes)
-            pause = self.engine.swap(load_release(release, self.pair.draft)).result()
+            canary = self.engine.canary
+            if canary is not None and canary.version == version:
+                pause = self.engine.end_canary(promote=True).result()
+            else:
+                pause = self.engine.swap(load_release(self._stored(version), self.pair.draft)).result()
         except (ReleaseError, OSError) as error:
             self._failed_versions.add(version)
             logger.error("release %d refused: %s", version, error)
             self.writer.event("release_refused", {"reason": str(error)}, release=version)
             return
-        logger.info("release %d is live after a pause of %.1f ms", release.version, pause * 1e3)
-        self.writer.event("release_swapped", {"pause_seconds": pause}, release=release.version)
+        logger.info("release %d is live after a pause of %.1f ms", version, pause * 1e3)
+        self.writer.event("release_swapped", {"pause_seconds": pause}, release=version)
 
     def _known_cost(self) -> CostModel | None:
         """What an earlier life has measured here, unless it is too old or does not fit the present settings."""
@@ -398,7 +432,9 @@ class Service:
             fail_orphans(self.database)
         active = active_run(self.database)
         learned_at = last_begun(self.database, ("passed", "refused"))
+        canary = running_canary(self.database)
         return Facts(
+            canary=canary.release if canary else None,
             active_run=active.id if active else None,
             num_traces=count_traces(self.database),
             num_new_traces=count_traces(self.database, learned_at),
@@ -407,4 +443,7 @@ class Service:
         )
 
     def _scheduled_calibrate(self) -> None:
-        self.calibrate()
+        try:
+            self.calibrate()
+        except RunError as error:
+            logger.info("calibration: not now, because %s", error)

@@ -245,6 +245,7 @@ class Decoder:
             ReleaseError: it is live already.
         """
         self._exchange(lambda: self.lineup.begin(drafts, share))
+        self.tripped = None
 
     def end_canary(self, *, promote: bool) -> None:
         """End the canary, between steps: all requests, those that run included, get it or the old live release."""

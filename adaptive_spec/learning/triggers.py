@@ -11,7 +11,7 @@ from adaptive_spec.settings import LearningSettings, ScheduleSettings
 
 SCHEDULE, VOLUME, AGE, DRIFT = "schedule", "volume", "age", "drift"
 AUTOMATIC = (SCHEDULE, VOLUME, AGE, DRIFT)
-ACTIVE, DATA, COOLDOWN = "active", "data", "cooldown"
+ACTIVE, DATA, COOLDOWN, TRIAL = "active", "data", "cooldown", "trial"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,7 @@ class Facts:
 
     active_run: its number.  num_traces: to train on, held-out ones left out; num_new_traces: of them, those that came
     after the last run began that learned to its end.  learned_at: when that was.  last_run_at: when any run last began.
+    canary: the release that is on trial.
     """
 
     active_run: int | None
@@ -27,11 +28,12 @@ class Facts:
     num_new_traces: int
     learned_at: datetime | None
     last_run_at: datetime | None
+    canary: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Decline:
-    """Why there is no run now.  kind: active | data | cooldown."""
+    """Why there is no run now.  kind: active | data | cooldown | trial."""
 
     kind: str
     reason: str
@@ -58,11 +60,15 @@ def decline(
 ) -> Decline | None:
     """Return why a run must wait, or None when it may begin.
 
-    One runs at a time, whoever asks.  Too few traces stop everybody but those who force it.  New traces and a cool-down
-    are asked of the automatic triggers alone.
+    One runs at a time, whoever asks, and none while a release is on trial: what it makes could not be tried.  Too few
+    traces stop everybody but those who force it.  New traces and a cool-down are asked of the automatic triggers alone.
     """
     if facts.active_run is not None:
         return Decline(ACTIVE, f"run {facts.active_run} is active; wait for it (adaptive-spec runs)")
+    if facts.canary is not None:
+        return Decline(
+            TRIAL, f"release {facts.canary} is on trial; wait for it, or end it (adaptive-spec releases canary)"
+        )
     if force:
         return None
     if facts.num_traces < learning.min_traces:

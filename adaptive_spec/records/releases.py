@@ -14,9 +14,9 @@ from sqlalchemy.orm import Session
 from adaptive_spec.errors import ReleaseError
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.events import event_row
-from adaptive_spec.records.tables import EventRow, ReleaseRow
+from adaptive_spec.records.tables import CanaryRow, EventRow, ReleaseRow
 
-STATES = ("candidate", "live", "retired", "rolled_back", "refused")
+STATES = ("candidate", "canary", "live", "retired", "rolled_back", "refused")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class ReleaseRecord:
     version: int
     folder: str | None
     parent: int | None
-    state: str  # candidate | live | retired | rolled_back | refused
+    state: str  # candidate | canary | live | retired | rolled_back | refused
     report: dict[str, Any]
     created_at: datetime
 
@@ -70,16 +70,22 @@ def set_live(database: Database, version: int, reason: str) -> None:
         ReleaseError: the release is unknown or was refused.
     """
     with database.session_scope() as session:
-        row = session.get(ReleaseRow, version, with_for_update=True)
-        if version != 0 and row is None:
-            raise ReleaseError(f"Release {version} is unknown. `adaptive-spec releases` lists those that exist.")
-        if row is not None and row.state == "refused":
-            raise ReleaseError(f"Release {version} was refused by the gate and cannot go live. Choose another one.")
-        before = _demote_live(session, version)
-        if row is not None:
-            row.state = "live"
-        detail = {"reason": reason, "before": before}
-        session.add(EventRow(**event_row("release_live", detail, None, version)))
+        make_live(session, version, reason)
+
+
+def make_live(session: Session, version: int, reason: str) -> None:
+    """As ``set_live``, within a transaction of this room.  A canary, which was compared with the old one, ends."""
+    row = session.get(ReleaseRow, version, with_for_update=True)
+    if version != 0 and row is None:
+        raise ReleaseError(f"Release {version} is unknown. `adaptive-spec releases` lists those that exist.")
+    if row is not None and row.state == "refused":
+        raise ReleaseError(f"Release {version} was refused by the gate and cannot go live. Choose another one.")
+    before = _demote_live(session, version)
+    if row is not None:
+        row.state = "live"
+    _end_canary(session, version, reason)
+    detail = {"reason": reason, "before": before}
+    session.add(EventRow(**event_row("release_live", detail, None, version)))
 
 
 def live_version(database: Database) -> int:
@@ -113,6 +119,20 @@ def next_version(database: Database) -> int:
     """Return the smallest version above all stored ones."""
     with database.session_scope(read_only=True) as session:
         return (session.scalar(select(func.max(ReleaseRow.version))) or 0) + 1
+
+
+def _end_canary(session: Session, version: int, reason: str) -> None:
+    canary = session.scalar(select(CanaryRow).where(CanaryRow.state == "running").with_for_update())
+    if canary is None:
+        return
+    canary.state = "promoted" if canary.release == version else "aborted"
+    canary.reason = reason if canary.release == version else f"release {version} went live: {reason}"
+    canary.ended_at = datetime.now(UTC)
+    tried = session.get(ReleaseRow, canary.release)
+    if tried is not None and canary.release != version:
+        tried.state = "rolled_back"
+    detail = {"live": canary.live, "reason": canary.reason}
+    session.add(EventRow(**event_row(f"canary_{canary.state}", detail, None, canary.release)))
 
 
 def _demote_live(session: Session, version: int) -> int:

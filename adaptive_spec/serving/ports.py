@@ -94,6 +94,8 @@ class Engine(Protocol):
     @property
     def release(self) -> Release: ...
     @property
+    def canary(self) -> Release | None: ...
+    @property
     def pauses(self) -> Pauses: ...
     @property
     def num_active(self) -> int: ...
@@ -152,6 +154,9 @@ class Service(Protocol):
 
     def rollback(self, to: int | None, reason: str) -> int:
         """Put an earlier release live and return its version."""
+
+    def end_canary(self, promote: bool, reason: str) -> int:
+        """Promote the release on trial or roll it back; return the live version.  Raises ReleaseError."""
 
     def forget(self, request_id: str) -> Forgotten:
         """Delete what is stored of a request's text."""

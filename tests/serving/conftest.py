@@ -19,6 +19,7 @@ from adaptive_spec.decoding.budget import Budget
 from adaptive_spec.decoding.engine import Pauses
 from adaptive_spec.errors import AdaptiveSpecError, BusyError, ReleaseError, RunError
 from adaptive_spec.records import runs as run_records
+from adaptive_spec.records.canaries import ABORTED, PROMOTED, end_canary, running_canary
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.retention import Forgotten, forget_request
 from adaptive_spec.records.traces import TraceStore
@@ -157,6 +158,13 @@ class Service:
             raise ReleaseError("There is no release 99. `adaptive-spec releases` lists them.")
         self.engine.release = replace(self.engine.release, version=to or 0)
         return self.engine.release.version
+
+    def end_canary(self, promote: bool, reason: str) -> int:
+        canary = running_canary(self.database)
+        if canary is None:
+            raise ReleaseError("No release is on trial.")
+        end_canary(self.database, canary.id, PROMOTED if promote else ABORTED, reason, {})
+        return canary.release if promote else canary.live
 
     def forget(self, request_id: str) -> Forgotten:
         records = self.settings.records
