@@ -51,7 +51,7 @@ class CanaryWatch:
         self._watched: int | None = None
 
     def follow(self, wanted: CanaryRecord | None) -> None:
-        """Run the canary that the database has, if any.  One that trips here or does not load is rolled back for all."""
+        """Run the canary that the database has, if any; one that trips or does not load is rolled back for all."""
         running = self._engine.canary
         if running is not None and (wanted is None or running.version != wanted.release):
             self._engine.end_canary(promote=False).result()

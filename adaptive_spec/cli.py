@@ -821,6 +821,37 @@ def bench_verifiers(
     print_report(records)
 
 
+@app.command("bench-swap")
+def bench_swap(
+    swaps: Annotated[int, typer.Option(min=2, help="Releases that are put live.")] = 100,
+    batch: Annotated[int, typer.Option(min=1, help="Rows of a step.")] = 8,
+    rank: Annotated[int, typer.Option(min=1, help="Rank of the updates.")] = 32,
+    seed: Annotated[int, typer.Option(help="Seed of the updates.")] = 0,
+    target: Annotated[str | None, typer.Option(help="Target model.")] = None,
+    draft: Annotated[str | None, typer.Option(help="Draft model.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="File for the list of records.")] = None,
+) -> None:
+    """Measure how long decoding stands still when a release goes live.  Fails above one step at p99."""
+    from adaptive_spec.bench.progress import Teller
+    from adaptive_spec.bench.swaps import measure_swaps
+    from adaptive_spec.bench.swaps_report import build_records, print_report
+    from adaptive_spec.models.loading import load_pair
+    from adaptive_spec.settings import load_settings
+
+    _require_folders(json_file)
+    settings = load_settings({"model": {"target": target, "draft": draft}})
+    tell = Teller(sys.stderr)
+    tell("bench-swap", "loading the models")
+    pair = load_pair(settings.model)
+    times = measure_swaps(
+        pair, settings, swaps, batch, rank, lambda done: tell("bench-swap", f"{done} of {swaps} releases"), seed
+    )
+    tell.done("bench-swap", "")
+    _write_records(build_records(times), json_file)
+    print_report(times)
+    raise typer.Exit(0 if times.longest_share <= 1 else 1)
+
+
 @app.command()
 def ablate(
     out: Annotated[Path, typer.Argument(help="File of JSON lines, a training each; what it holds is not repeated.")],
