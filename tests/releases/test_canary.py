@@ -24,7 +24,7 @@ def traffic(
     return found
 
 
-def first_decision(readings: list[Reading], every: int = 100) -> tuple[str, int]:
+def first_decision(readings: list[Reading], every: int = 200) -> tuple[str, int]:
     """Look again and again; return the first decision and the canary's requests until then."""
     for count in range(every, len(readings) + 1, every):
         verdict = judge(readings[:count], TERMS)
