@@ -163,7 +163,9 @@ class Service:
             RunDeclined: none makes sense now; the event ``retrain_declined`` says so, too.
             RunError: one is running already, or there is none to go on with.
         """
-        if not resume:
+        if resume:
+            self._refuse_beside_a_trial()
+        else:
             self.writer.flush(5.0)
             self._decide(trigger, force)
         if not self._training.acquire(blocking=False):
@@ -187,11 +189,8 @@ class Service:
         """
         self.writer.flush(10.0)
         self._keep_cost()
-        if (canary := running_canary(self.database)) is not None:
-            raise RunError(
-                f"Release {canary.release} is on trial. Wait for it or end it (adaptive-spec releases canary)."
-            )
         with self._training:
+            self._refuse_beside_a_trial()
             calibrations, version = self.pipeline.calibrate_live(self.engine.release, domain, after_step)
         self._follow_live()
         return [
@@ -318,6 +317,12 @@ class Service:
             return f"run {self.retrain(DRIFT)} started"
         except RunDeclined as declined:
             raise RunError(declined.reason) from declined
+
+    def _refuse_beside_a_trial(self) -> None:
+        if (canary := running_canary(self.database)) is not None:
+            raise RunError(
+                f"Release {canary.release} is on trial. Wait for it, or end it (adaptive-spec releases canary)."
+            )
 
     def _busy(self) -> RunError:
         running = active_run(self.database)

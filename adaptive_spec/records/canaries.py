@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import func, literal, select
 from sqlalchemy.orm import Session
 
 from adaptive_spec.errors import ReleaseError
@@ -111,7 +111,7 @@ def standing(database: Database) -> tuple[int, CanaryRecord | None]:
     """Return the live version and the canary that runs, as one transaction left them."""
     query = (
         select(CanaryRow, select(ReleaseRow.version).where(ReleaseRow.state == "live").scalar_subquery())
-        .select_from(select(1).subquery())
+        .select_from(select(literal(1).label("one")).subquery())
         .outerjoin(CanaryRow, CanaryRow.state == RUNNING)
     )
     with database.session_scope(read_only=True) as session:
