@@ -88,7 +88,7 @@ def measure_swaps(
             engine.submit(next(requests))
 
     listeners = Listeners(ear.on_step, follow)
-    engine = start_engine(pair, settings, {"slots": rows, "prefix_cache_tokens": 0}, listeners)
+    engine = start_engine(pair, settings.decoder, {"slots": rows, "prefix_cache_tokens": 0}, listeners)
     times, preparing = SwapTimes(rows), list[tuple[float, float]]()
     try:
         for _ in range(rows):
