@@ -134,7 +134,7 @@ def test_a_trial_without_a_decision_ends_as_the_setting_says(
     assert "without a decision" in ended.reason and ended.report["num_canary_requests"] >= 5
 
 
-@pytest.mark.parametrize(("factor", "state"), [(0.2, "rolled_back"), (1.8, "promoted")])
+@pytest.mark.parametrize(("factor", "state"), [(0.2, "rolled_back"), (5.0, "promoted")])
 def test_what_requests_show_decides(
     start: Callable[..., Service], monkeypatch: pytest.MonkeyPatch, factor: float, state: str
 ) -> None:
