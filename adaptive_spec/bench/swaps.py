@@ -129,7 +129,7 @@ def _update(pair: ModelPair, rank: int, seed: int) -> dict[str, torch.Tensor]:
             continue
         up, down = (torch.randn(side, rank, generator=generator) for side in weight.shape)
         change = up @ down.T
-        found[name] = change * (_UPDATE_NORM * float(weight.norm()) / float(change.norm()))
+        found[name] = change * (_UPDATE_NORM * float(weight.detach().norm()) / float(change.norm()))
     return found
 
 
