@@ -56,12 +56,14 @@ app = typer.Typer(
 )
 config_app = typer.Typer(no_args_is_help=True, help="The settings.")
 db_app = typer.Typer(no_args_is_help=True, help="The database.")
-releases_app = typer.Typer(invoke_without_command=True, help="All releases and which is live; who runs what.")
 traces_app = typer.Typer(invoke_without_command=True, help="The traces that training learns from.")
 models_app = typer.Typer(no_args_is_help=True, help="Targets and drafts.")
+releases_app = typer.Typer(
+    invoke_without_command=True, help="Releases: all of them, which is live, which on trial, who runs what."
+)
+app.add_typer(releases_app, name="releases")
 app.add_typer(config_app, name="config")
 app.add_typer(db_app, name="db")
-app.add_typer(releases_app, name="releases")
 app.add_typer(traces_app, name="traces")
 app.add_typer(models_app, name="models")
 
@@ -307,6 +309,39 @@ def releases_status(url: Url = None, json_: Json = False) -> None:
     _show(found, found["decoders"], columns, json_)
     if not json_:
         typer.echo(f"Live: release {found['live']}")
+
+
+@releases_app.command("canary")
+def releases_canary(
+    promote: Annotated[bool, typer.Option("--promote", help="Make the release on trial live now.")] = False,
+    abort: Annotated[bool, typer.Option("--abort", help="Roll the release on trial back now.")] = False,
+    reason: Annotated[str, typer.Option(help="What is recorded as the reason.")] = "asked for",
+    limit: Limit = 20,
+    url: Url = None,
+    token: Token = "",
+    json_: Json = False,
+) -> None:
+    """The release on trial and how it does, and past trials; or end the trial."""
+    if promote and abort:
+        raise typer.BadParameter("A trial ends one way; give --promote or --abort.")
+    if promote or abort:
+        order = {"action": "promote" if promote else "abort", "reason": reason}
+        found = Client(url or DEFAULT_URL, token).post("/api/canary", order)
+        _say(found, f"Release {found['live']} is live.", json_)
+        return
+
+    def direct(database: "Database") -> dict[str, Any]:
+        from adaptive_spec.serving import views
+
+        return views.canary(database, limit=limit)
+
+    found = _ask(url, "/api/canary", {"limit": limit}, direct)
+    columns = ("release", "live", "share", "state", "started_at", "ended_at", "reason")
+    _show(found, found["canaries"], columns, json_)
+    if not json_ and found["running"]:
+        from adaptive_spec.serving.canaries import told
+
+        typer.echo(told(found["running"]))
 
 
 @app.command()
@@ -857,6 +892,37 @@ def bench_records(
     tell.done("bench-records", "")
     _write_records([load.to_dict() for load in loads], json_file)
     print_report(loads, [factor * tokens for factor in (1, 10, 100)])
+
+
+@app.command("bench-swap")
+def bench_swap(
+    swaps: Annotated[int, typer.Option(min=2, help="Releases that are put live.")] = 100,
+    batch: Annotated[int, typer.Option(min=1, help="Rows of a step.")] = 8,
+    rank: Annotated[int, typer.Option(min=1, help="Rank of the updates.")] = 32,
+    seed: Annotated[int, typer.Option(help="Seed of the updates.")] = 0,
+    target: Annotated[str | None, typer.Option(help="Target model.")] = None,
+    draft: Annotated[str | None, typer.Option(help="Draft model.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="File for the list of records.")] = None,
+) -> None:
+    """Measure how long decoding stands still when a release goes live.  Fails above one step at p99."""
+    from adaptive_spec.bench.progress import Teller
+    from adaptive_spec.bench.swaps import measure_swaps
+    from adaptive_spec.bench.swaps_report import build_records, print_report
+    from adaptive_spec.models.loading import load_pair
+    from adaptive_spec.settings import load_settings
+
+    _require_folders(json_file)
+    settings = load_settings({"model": {"target": target, "draft": draft}})
+    tell = Teller(sys.stderr)
+    tell("bench-swap", "loading the models")
+    pair = load_pair(settings.model)
+    times = measure_swaps(
+        pair, settings, swaps, batch, rank, lambda done: tell("bench-swap", f"{done} of {swaps} releases"), seed
+    )
+    tell.done("bench-swap", "")
+    _write_records(build_records(times), json_file)
+    print_report(times)
+    raise typer.Exit(0 if times.longest_share <= 1 else 1)
 
 
 @app.command()

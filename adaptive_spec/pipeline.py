@@ -195,7 +195,15 @@ class Pipeline:
             vocabulary=live.vocabulary,
             domain_adapters=_folders(live),
         )
-        publish(self.database, self.settings.releases.folder, version, {"kind": "calibration"}, reason="calibrated")
+        settings = self.settings.releases
+        publish(
+            self.database,
+            settings.folder,
+            version,
+            {"kind": "calibration"},
+            reason="calibrated",
+            canary_share=settings.canary_share,
+        )
         self._record(fitted, version)
         return fitted, version
 
@@ -305,7 +313,8 @@ class Pipeline:
             vocabulary=described["vocabulary"],
             domain_adapters={domain: Path(adapter) for domain, adapter in described["domain_adapters"].items()},
         )
-        release = publish(self.database, folder, version, report.to_dict(), hashes=self.hashes)
+        share = self.settings.releases.canary_share
+        release = publish(self.database, folder, version, report.to_dict(), hashes=self.hashes, canary_share=share)
         self._record(calibrations, version)
         return release
 

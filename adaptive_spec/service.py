@@ -17,7 +17,6 @@ from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from adaptive_spec.calibration.answer import DriftAnswers
 from adaptive_spec.calibration.cost import CostModel, cost_key
 from adaptive_spec.calibration.watch import DriftWatch, StreamState
+from adaptive_spec.canary import CanaryWatch
 from adaptive_spec.cluster.idle import IdleEngine
 from adaptive_spec.cluster.leadership import Leadership
 from adaptive_spec.cluster.membership import Membership
@@ -43,8 +43,10 @@ from adaptive_spec.errors import (
 from adaptive_spec.learning.triggers import DRIFT, GAIN_MEMORY, SCHEDULE, Decline, Facts, decline, due
 from adaptive_spec.learning.yielding import PaceMeter, Yielding
 from adaptive_spec.models.loading import ModelPair, load_pair
+from adaptive_spec.models.weights import LoadedRelease
 from adaptive_spec.pipeline import Pipeline
 from adaptive_spec.pruning import prune
+from adaptive_spec.records.canaries import ABORTED, PROMOTED, end_canary, running_canary, standing
 from adaptive_spec.records.costs import CostRecord, get_cost, list_costs, save_cost
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.decoders import list_decoders
@@ -53,7 +55,6 @@ from adaptive_spec.records.jobs import claim_job
 from adaptive_spec.records.leadership import leader_lock
 from adaptive_spec.records.notify import Listener
 from adaptive_spec.records.quota import Quota
-from adaptive_spec.records.releases import live_version
 from adaptive_spec.records.retention import Forgotten, forget_request
 from adaptive_spec.records.rollups import roll_up
 from adaptive_spec.records.runs import (
@@ -70,8 +71,8 @@ from adaptive_spec.records.runs import (
 )
 from adaptive_spec.records.traces import TraceStore
 from adaptive_spec.records.writer import Writer
-from adaptive_spec.releases.adapter import load_adapter_delta
-from adaptive_spec.releases.registry import live_release, rollback
+from adaptive_spec.releases.adapter import load_release
+from adaptive_spec.releases.registry import rollback, stored_release
 from adaptive_spec.scheduler import Scheduler
 from adaptive_spec.settings import ServerSettings, Settings
 from adaptive_spec.version import package_version
@@ -98,6 +99,7 @@ class Service:
         self.ready = False
         self.decodes = settings.cluster.role != "trainer"
         self._given_pair = pair
+        self._canary: CanaryWatch | None = None  # only where it decodes
         self.database = Database(settings.records.url)
         self._stopping = threading.Event()
         self._training = threading.Lock()
@@ -193,6 +195,7 @@ class Service:
         if self.decodes:
             self.pair = pair
             engine.price(cost)
+            self._canary = CanaryWatch(self.database, self.settings, engine, self._loaded)
         else:  # no decoder has measured yet
             engine.stop()
             self.engine = IdleEngine()
@@ -240,7 +243,9 @@ class Service:
             RunDeclined: none makes sense now; the event ``retrain_declined`` says so, too.
             RunError: one is running already, or there is none to go on with.
         """
-        if not resume:
+        if resume:
+            self._refuse_beside_a_trial()
+        else:
             self.writer.flush(5.0)
             self._decide(trigger, force)
         if not self.leads:
@@ -285,6 +290,7 @@ class Service:
         self.writer.flush(10.0)
         self._keep_cost()
         with self._training:
+            self._refuse_beside_a_trial()
             calibrations, version = self.pipeline.calibrate_live(self.engine.release, domain, after_step)
         self._follow_live()
         return [
@@ -300,6 +306,19 @@ class Service:
         self._failed_versions.discard(version)
         self._follow_live()
         return version
+
+    def end_canary(self, promote: bool, reason: str) -> int:
+        """Promote the release that is on trial, or roll it back, here and now; return the live version.
+
+        Raises:
+            ReleaseError: none is.
+        """
+        canary = running_canary(self.database)
+        if canary is None:
+            raise ReleaseError("No release is on trial. `adaptive-spec releases canary` shows past trials.")
+        end_canary(self.database, canary.id, PROMOTED if promote else ABORTED, reason, {})
+        self._follow_live()
+        return self.engine.release.version
 
     def forget(self, request_id: str) -> Forgotten:
         """Delete what is stored of a request's text: its traces and its measured chains."""
@@ -417,6 +436,7 @@ class Service:
             try:
                 self._follow_live()
                 self._claim_requested()
+                self._judge_canary()
                 if time.monotonic() >= kept + _KEEP_COST_SECONDS:
                     self._keep_cost()
                     kept = time.monotonic()
@@ -468,33 +488,52 @@ class Service:
         except RunDeclined as declined:
             raise RunError(declined.reason) from declined
 
+    def _refuse_beside_a_trial(self) -> None:
+        if (canary := running_canary(self.database)) is not None:
+            raise RunError(
+                f"Release {canary.release} is on trial. Wait for it, or end it (adaptive-spec releases canary)."
+            )
+
     def _busy(self) -> RunError:
         running = active_run(self.database)
         return RunError(f"Run {running.id if running else '?'} is active; wait for it (adaptive-spec runs).")
 
     def _follow_live(self) -> None:
-        """Swap in the live release when it is not the one that runs.  A bad one is refused and the old one goes on."""
+        """Run the releases that are to run, live and on trial.  A bad one is refused and the old one goes on."""
         with self._following:
-            self._follow(live_version(self.database))
+            live, canary = standing(self.database)
+            self._follow(live)
+            if self._canary is not None:
+                self._canary.follow(canary)
+
+    def _judge_canary(self) -> None:
+        with self._following:
+            ended = self._canary is not None and self._canary.judge()
+        if ended:
+            self._follow_live()
 
     def _follow(self, version: int) -> None:
         if version == self.engine.release.version or version in self._failed_versions:
             return
         try:
-            release = live_release(self.database, self.settings.releases.folder, hashes=self.hashes)
-            own = {domain: self._deltas(folder) for domain, folder in release.domain_adapters.items()}
-            pause = self.engine.swap(release, self._deltas(release.adapter), own, release.vocabulary).result()
+            canary = self.engine.canary
+            if canary is not None and canary.version == version:
+                pause = self.engine.end_canary(promote=True).result()
+            else:
+                pause = self.engine.swap(self._loaded(version)).result()
         except (ReleaseError, OSError) as error:
             self._failed_versions.add(version)
             logger.error("release %d refused: %s", version, error)
             self.writer.event("release_refused", {"reason": str(error)}, release=version)
             return
         self._membership.tell()
-        logger.info("release %d is live after a pause of %.1f ms", release.version, pause * 1e3)
-        self.writer.event("release_swapped", {"pause_seconds": pause}, release=release.version)
+        logger.info("release %d is live after a pause of %.1f ms", version, pause * 1e3)
+        self.writer.event("release_swapped", {"pause_seconds": pause}, release=version)
 
-    def _deltas(self, adapter: str | None) -> dict[str, torch.Tensor]:
-        return load_adapter_delta(Path(adapter), self.draft) if adapter and self.decodes else {}
+    def _loaded(self, version: int) -> LoadedRelease:
+        """A release, its bundle checked; with its updates where something is decoded."""
+        release = stored_release(self.database, self.settings.releases.folder, version, hashes=self.hashes)
+        return load_release(release, self.draft) if self.decodes else LoadedRelease(release)
 
     def _known_cost(self) -> CostModel | None:
         """What an earlier life has measured here, unless it is too old or does not fit the present settings.
@@ -586,7 +625,9 @@ class Service:
             self._fail_orphans()
         active = active_run(self.database)
         learned_at = last_begun(self.database, ("passed", "refused"))
+        canary = running_canary(self.database)
         return Facts(
+            canary=canary.release if canary else None,
             active_run=active.id if active else None,
             num_traces=count_traces(self.database),
             num_new_traces=count_traces(self.database, learned_at),
@@ -596,7 +637,10 @@ class Service:
         )
 
     def _scheduled_calibrate(self) -> None:
-        self.calibrate()
+        try:
+            self.calibrate()
+        except RunError as error:
+            logger.info("calibration: not now, because %s", error)
 
     def _scheduled_roll_up(self) -> None:
         roll_up(self.database, self._stopping.is_set)

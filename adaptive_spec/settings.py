@@ -210,6 +210,12 @@ class ReleaseSettings(_Section):
     folder: Path = Field(default_factory=lambda: data_dir() / "releases")
     max_domain_loss_share: float = Field(default=0.01, ge=0)
     poll_seconds: float = Field(default=1.0, gt=0)
+    canary_share: float = Field(default=0.0, ge=0, lt=1)  # of requests, for a release on trial; 0: live at once
+    canary_margin_share: float = Field(default=0.05, gt=0, lt=1)  # a loss that a promotion may overlook
+    canary_level: float = Field(default=0.05, gt=0, lt=0.5)  # probability of rolling back one that is as good
+    canary_max_requests: int = Field(default=1000, ge=1)  # of the canary's own; then the default decides
+    canary_max_hours: float = Field(default=24.0, gt=0)  # as well
+    canary_default: Literal["promote", "rollback"] = "promote"  # the gate let it pass, and nothing spoke against it
 
 
 class ScheduleSettings(_Section):

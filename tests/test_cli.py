@@ -17,12 +17,14 @@ from typer.testing import CliRunner
 from adaptive_spec import cli
 from adaptive_spec.calibration.calibrate import calibrate
 from adaptive_spec.core import MatchAcceptance, Thresholds
+from adaptive_spec.records import canaries as canary_records
 from adaptive_spec.records import events as event_records
 from adaptive_spec.records import releases as release_records
 from adaptive_spec.records import runs as run_records
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.decoders import Sign, give_sign
 from adaptive_spec.records.traces import TraceStore
+from adaptive_spec.releases.canary import Reading, Terms, judge
 from adaptive_spec.settings import CalibrationSettings
 from tests.calibration.planted import chains, linear_cost, record
 from tests.records.rows import make_trace
@@ -196,6 +198,27 @@ def test_orders_send_the_token(server: Any) -> None:
     result = runner.invoke(cli.app, ["rollback", "--to", "2", "--reason", "bad", "--token", "t"])
     assert result.stdout == "Release 2 is live.\n"
     assert server.calls == [("POST", "/api/releases/rollback", {"to": 2, "reason": "bad"}, "Bearer t")]
+
+
+def test_a_trial_is_shown(database: Database) -> None:
+    release_records.add_release(database, 1, "release-000001", None, {}, "candidate")
+    canary_records.begin_canary(database, 1, 0.1, "gate passed")
+    assert "no request of it has ended yet" in runner.invoke(cli.app, ["releases", "canary"]).stdout
+    readings = [Reading("code", index % 3 == 0, 1.0 + index % 2, 30.0) for index in range(60)]
+    report = judge(readings, Terms(6, 0.05, 0.05)).to_dict()
+    canary_records.note_canary(database, canary_records.running_canary(database).id, report)  # type: ignore[union-attr]
+    text = runner.invoke(cli.app, ["releases", "canary"]).stdout
+    assert "serves 10% of requests beside release 0: 20 requests against 40" in text and "goodput" in text
+    shown = json.loads(runner.invoke(cli.app, ["releases", "canary", "--json"]).stdout)
+    assert shown["running"]["release"] == 1 and len(shown["canaries"]) == 1
+
+
+def test_a_trial_is_ended_by_order(server: Any) -> None:
+    server.answers["POST", "/api/canary"] = (200, {"live": 1})
+    result = runner.invoke(cli.app, ["releases", "canary", "--promote", "--reason", "sure"])
+    assert result.stdout == "Release 1 is live.\n"
+    assert server.calls[-1][:3] == ("POST", "/api/canary", {"action": "promote", "reason": "sure"})
+    assert runner.invoke(cli.app, ["releases", "canary", "--promote", "--abort"]).exit_code == 2
 
 
 @pytest.fixture

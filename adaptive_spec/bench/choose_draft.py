@@ -25,6 +25,7 @@ from adaptive_spec.learning.evaluate import judge
 from adaptive_spec.learning.vocabulary import choose_vocabulary
 from adaptive_spec.models.draft import cut_draft
 from adaptive_spec.models.loading import ModelPair, load_draft, load_target, pair_of
+from adaptive_spec.models.weights import LoadedRelease
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.traces import TraceStore
 from adaptive_spec.settings import Settings
@@ -157,7 +158,7 @@ def measure(
     try:
         for name, candidate in found.items():
             engines[name] = start_engine(pairs[name], settings.decoder, changes)
-            engines[name].swap(Release(), {}, None, candidate.vocabulary).result()
+            engines[name].swap(LoadedRelease(Release(vocabulary=candidate.vocabulary))).result()
         first = next(iter(engines.values()))
         samples: dict[str, list[float]] = {name: [] for name in engines}
 

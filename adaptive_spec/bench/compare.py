@@ -23,7 +23,7 @@ from adaptive_spec.bench.workloads import Plan, Workload, domain_workloads, grow
 from adaptive_spec.core import Release, StepCost
 from adaptive_spec.errors import SettingsError
 from adaptive_spec.models.loading import ModelPair, load_pair
-from adaptive_spec.models.weights import DraftWeights
+from adaptive_spec.models.weights import LoadedRelease, merge_into
 from adaptive_spec.releases.adapter import load_adapter_delta
 from adaptive_spec.releases.bundle import bundle_name, read_bundle
 from adaptive_spec.settings import DecoderSettings, Settings
@@ -119,10 +119,10 @@ def put_on(
     elif adapter is not None:
         running = Release(version=1, adapter=str(adapter))
     if running.adapter is not None:
-        deltas = load_adapter_delta(Path(running.adapter), ours.draft)
+        loaded = LoadedRelease(deltas=load_adapter_delta(Path(running.adapter), ours.draft))
         for pair in (ours, theirs):
             if pair is not None:
-                DraftWeights(pair.draft).merge(deltas)
+                merge_into(pair.draft, loaded)
     return running
 
 

@@ -19,6 +19,7 @@ from adaptive_spec.bench.tasks import TaskCase, TaskSet
 from adaptive_spec.core import Release, Request, SamplingParams, Step
 from adaptive_spec.decoding.listeners import Listeners
 from adaptive_spec.models.loading import ModelPair
+from adaptive_spec.models.weights import LoadedRelease
 from adaptive_spec.settings import DecoderSettings, VerificationSettings
 
 BATCH = 8  # rows where seconds are not what is measured
@@ -119,7 +120,7 @@ class _Side:
         listeners = Listeners(on_step=lambda step: self._heard.append((time.perf_counter(), step)))
         verification = VerificationSettings(divergence_budget=1.0, **rule)
         self._engine = start_engine(pair, settings, changes, listeners, verification)
-        self._engine.swap(release, {}, None, release.vocabulary).result()  # its weights are in the draft already
+        self._engine.swap(LoadedRelease(release)).result()  # its weights are in the draft already
 
     def answer(
         self, prompts: Sequence[tuple[int, ...]], max_tokens: int, stop: tuple[str, ...] = ()

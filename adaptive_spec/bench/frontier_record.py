@@ -23,6 +23,7 @@ from adaptive_spec.decoding.sampling import Sampling
 from adaptive_spec.decoding.slot import Delta
 from adaptive_spec.decoding.verdict import Verdict
 from adaptive_spec.models.loading import ModelPair
+from adaptive_spec.models.weights import LoadedRelease
 from adaptive_spec.settings import DecoderSettings
 from adaptive_spec.verification.divergence import given_up_nats
 from adaptive_spec.verification.exact import accepts_greedy
@@ -112,7 +113,7 @@ class RecordingDecoder(Decoder):
 
     def __init__(self, pair: ModelPair, settings: DecoderSettings, release: Release) -> None:
         super().__init__(pair, settings, Listeners())
-        self.swap(release, {}, None, release.vocabulary)  # its weights are in the draft already
+        self.swap(self.weights.prepare(LoadedRelease(release)))  # its weights are in the draft already
         self.parts: dict[str, list[Recording]] = {}
 
     def judge_step(

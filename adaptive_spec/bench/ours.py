@@ -16,6 +16,7 @@ from adaptive_spec.decoding.decoder import Decoder
 from adaptive_spec.decoding.engine import Engine
 from adaptive_spec.decoding.listeners import Listeners
 from adaptive_spec.models.loading import ModelPair
+from adaptive_spec.models.weights import LoadedRelease
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.traces import TraceStore
 from adaptive_spec.records.writer import Writer
@@ -124,7 +125,7 @@ class OurRunner:
             engine.call(lambda: self._prepare(engine.decoder)).result()
             engine.price(self._cost)
             # The release's weights are in the draft already.
-            engine.swap(self._release, {}, None, self._release.vocabulary).result()
+            engine.swap(LoadedRelease(self._release)).result()
             self._engines[slots, context_tokens] = engine
         return self._engines[slots, context_tokens]
 
@@ -148,7 +149,7 @@ def start_engine(
 def measured_cost(pair: ModelPair, settings: Settings, rows: int, vocabulary: Sequence[int] | None) -> CostModel:
     """What a step costs here, as the service measures it when it starts."""
     engine = start_engine(pair, settings.decoder, {"slots": rows, "max_context_tokens": _COST_CONTEXT_TOKENS})
-    engine.swap(Release(), {}, None, vocabulary).result()
+    engine.swap(LoadedRelease(Release(vocabulary=None if vocabulary is None else tuple(vocabulary)))).result()
     key = cost_key(
         target=settings.model.target,
         draft=pair.hashes["draft"][:12],

@@ -24,8 +24,8 @@ class SteadyProposer(Proposer):
     """Ours, charged what was measured first: all sides know the same cost, however long they have run."""
 
     def __init__(self, other: Proposer) -> None:
-        """Take over the drafts and the cache of a proposer that has not drafted yet."""
-        super().__init__(other.weights, other.cache, other.settings, random.Random(0))
+        """Take over the releases and the cache of a proposer that has not drafted yet."""
+        super().__init__(other.lineup, other.cache, other.settings, random.Random(0))
 
     def note_cost(self, chains: Chains, context_tokens: int, verify_seconds: float) -> None:
         """Count nothing."""

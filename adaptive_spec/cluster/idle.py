@@ -6,14 +6,17 @@ from typing import Any, NoReturn
 
 from adaptive_spec.core import Release, Request
 from adaptive_spec.decoding.budget import Budget
+from adaptive_spec.decoding.engine import Pauses
 from adaptive_spec.errors import UnavailableError
+from adaptive_spec.models.weights import LoadedRelease
 
 
 class IdleEngine:
     """The part of ``decoding.engine.Engine`` that the service and its routes use, without models and threads."""
 
     release = Release()
-    last_swap_seconds = 0.0
+    canary: Release | None = None
+    pauses = Pauses()
     num_active = 0
     queue_depth = 0
     num_recalled_tokens = 0
@@ -34,10 +37,14 @@ class IdleEngine:
         """
         raise UnavailableError("This process only trains. Send requests to a decoder (adaptive-spec releases status).")
 
-    def swap(self, release: Release, *_: object) -> "Future[float]":
+    def swap(self, loaded: LoadedRelease) -> "Future[float]":
         """Take note of the live release; the future gives a pause of no seconds."""
-        self.release = release
+        self.release = loaded.release
         return _done(0.0)
+
+    def end_canary(self, promote: bool) -> NoReturn:
+        """Refuse: no request gets a release on trial here."""
+        raise UnavailableError("This process only trains; no release is on trial in it.")
 
     def call(self, job: Callable[[], Any]) -> "Future[Any]":
         """Pass over what is meant for a decoder's thread."""

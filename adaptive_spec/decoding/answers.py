@@ -54,7 +54,10 @@ class AnswerCache:
 
         def put_and_hear(delta: Delta) -> None:
             heard.append(delta)
-            if delta.finish_reason in _WHOLE:
+            diverged = (
+                delta.usage is not None and delta.usage.num_divergent_tokens > 0
+            )  # under a release that came since
+            if delta.finish_reason in _WHOLE and not diverged:
                 self._add(request, heard)
             put(delta)
 

@@ -8,7 +8,7 @@ first token, ``step`` lets ``propose`` draft, ``judge`` verify and ``_emit`` han
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 import torch
@@ -20,12 +20,13 @@ from adaptive_spec.core import Position, Release, Request, Step
 from adaptive_spec.decoding.cache import RaggedCache
 from adaptive_spec.decoding.check import check_request
 from adaptive_spec.decoding.evidence import EvidenceTaker
-from adaptive_spec.decoding.failures import failure
+from adaptive_spec.decoding.failures import failure, is_out_of_memory
 from adaptive_spec.decoding.listeners import GuardedListeners, Listeners
 from adaptive_spec.decoding.prefix import PrefixCache
 from adaptive_spec.decoding.propose import Chains, Proposer, no_chains
 from adaptive_spec.decoding.rules import Relaxation, Rules
 from adaptive_spec.decoding.sampling import Sampling, sampling_of
+from adaptive_spec.decoding.served import Lineup
 from adaptive_spec.decoding.slot import Delta, Slot, TokenLogProb
 from adaptive_spec.decoding.text import TextStream
 from adaptive_spec.decoding.verdict import Verdict, judge
@@ -36,7 +37,7 @@ from adaptive_spec.errors import AdaptiveSpecError, BusyError
 from adaptive_spec.models.attention import group_queries
 from adaptive_spec.models.linear import exchange_linears
 from adaptive_spec.models.loading import ModelPair
-from adaptive_spec.models.weights import Deltas, DraftWeights
+from adaptive_spec.models.weights import Drafts, DraftWeights, LoadedRelease
 from adaptive_spec.settings import DecoderSettings, VerificationSettings
 from adaptive_spec.verification.distribution import log_probs_of, sparse_log_probs
 from adaptive_spec.verification.transfer import on_device, read
@@ -64,6 +65,7 @@ class Decoder:
         self.verification = verification or VerificationSettings()
         self.listeners = GuardedListeners(listeners)
         self.rules = Rules(self.verification, self.listeners.on_event)
+        self.tripped: tuple[int, str] | None = None  # the last canary that ended itself, and why
         self.slots: list[Slot] = []  # live: the whole prompt is in the cache
         self.filling: list[Slot] = []
         self._random = random.Random(seed)
@@ -77,7 +79,9 @@ class Decoder:
         looks = pair.device.type == "cpu" and not self.target_cache.static  # there looking is free
         self._judge = walk if looks else judge
         self.prefixes = PrefixCache(self.target_cache, settings.prefix_cache_tokens)
-        self.proposer = Proposer(DraftWeights(pair.draft), self.draft_cache, settings, self._random)
+        self.weights = DraftWeights(pair.draft)
+        self.lineup = Lineup(self.weights.prepare(LoadedRelease()))
+        self.proposer = Proposer(self.lineup, self.draft_cache, settings, self._random)
 
     def _cache(self, model: PreTrainedModel) -> RaggedCache:
         settings = self.settings
@@ -93,7 +97,8 @@ class Decoder:
 
     @property
     def release(self) -> Release:
-        return self.proposer.release
+        """The live one."""
+        return self.lineup.live.release
 
     @property
     def has_room(self) -> bool:
@@ -119,6 +124,7 @@ class Decoder:
             submitted=submitted,
             started_at=datetime.now(UTC),
             decode_started=time.perf_counter(),
+            release=self.lineup.release_for(request.request_id),
             drafter=request.params.drafter or settings.domain_drafters.get(request.domain, settings.drafter),
             adapter=request.params.adapter or request.domain,
         )
@@ -155,10 +161,10 @@ class Decoder:
     @torch.inference_mode()
     def step(self) -> None:
         """Run one step for every live row."""
-        sampling, relaxation = self._sampling(self.slots), self.rules.plan(self.slots, self.release)
-        measured = self.evidence.choose(self.slots, self.release) if self.listeners.wants_evidence else {}
+        sampling, relaxation = self._sampling(self.slots), self.rules.plan(self.slots)
+        measured = self.evidence.choose(self.slots) if self.listeners.wants_evidence else {}
         compares = self.compares or relaxation is not None or bool(measured)
-        chains = self.proposer.propose(self.slots, sampling, compares)
+        chains = self._propose(sampling, compares)
         began = time.perf_counter()
         last = on_device([[slot.tokens[-1]] for slot in self.slots], self.pair.device)
         rows, starts = list(range(len(self.slots))), [slot.target_length for slot in self.slots]
@@ -166,12 +172,29 @@ class Decoder:
         verdict = self.judge_step(logits, chains, sampling, relaxation)
         seconds = time.perf_counter() - began
         self.proposer.note_cost(chains, max(starts), seconds)
-        taken = self.evidence.take(measured, self.slots, logits, chains, sampling, self.release) if measured else ()
+        taken = self.evidence.take(measured, self.slots, logits, chains, sampling) if measured else ()
         self._emit(self.slots, chains, verdict, seconds, relaxation)
         for evidence in taken:
             self.listeners.on_evidence(evidence)
         for row in reversed([row for row, slot in enumerate(self.slots) if slot.finish_reason]):
             self._leave(row)
+        self._heed_the_wire()
+
+    def _propose(self, sampling: Sampling | None, compares: bool) -> Chains:
+        """The chains of all live rows.  Drafting that fails beside a canary ends the canary, and there are none."""
+        try:
+            return self.proposer.propose(self.slots, sampling, compares)
+        except Exception as error:
+            canary, wire = self.lineup.canary, self.lineup.wire
+            takes_part = canary is not None and any(slot.release is canary.release for slot in self.slots)
+            if wire is None or not takes_part or is_out_of_memory(error):
+                raise
+            logger.exception("drafting failed beside a canary, which is ended; this step goes on without chains")
+            wire.trip(f"drafting failed: {type(error).__name__}: {error}")
+            self._heed_the_wire()
+            for slot in self.slots:
+                slot.draft_length = 0  # what a failed forward has written is not known
+            return no_chains(len(self.slots), self.pair.device, None if sampling is None else self.pair.vocab_size)
 
     def judge_step(
         self, logits: Tensor, chains: Chains, sampling: Sampling | None, relaxation: Relaxation | None
@@ -210,20 +233,41 @@ class Decoder:
         self.proposer.prefixes.forget()
         return held
 
-    def swap(
-        self,
-        release: Release,
-        deltas: Deltas,
-        own: Mapping[str, Deltas] | None = None,
-        vocabulary: Sequence[int] | None = None,
-    ) -> None:
-        """Put a release live, between steps.  The arguments are those of ``DraftWeights.merge``.
+    def swap(self, drafts: Drafts) -> None:
+        """Put a release live, between steps.  Requests of a canary of another version stay with it."""
+        self._exchange(lambda: self.lineup.swap(drafts))
+        self.proposer.memories.begin_with(drafts.release)
 
-        The draft's cache was computed by other weights: rows forget theirs and rebuild it when they next draft.
+    def begin_canary(self, drafts: Drafts, share: float) -> None:
+        """Let a release serve a share of the requests to come; those that run stay with theirs.
+
+        Raises:
+            ReleaseError: it is live already.
         """
-        self.proposer.swap(release, deltas, own, vocabulary)
-        for slot in (*self.slots, *self.filling):
-            slot.draft_length = 0
+        self._exchange(lambda: self.lineup.begin(drafts, share))
+        self.tripped = None
+
+    def end_canary(self, *, promote: bool) -> None:
+        """End the canary, between steps: all requests, those that run included, get it or the old live release."""
+        self._exchange(lambda: self.lineup.end(promote=promote))
+        self.proposer.memories.begin_with(self.release)
+
+    def _exchange(self, change: Callable[[], None]) -> None:
+        """Change the line-up.  Rows whose draft has changed forget its cache and rebuild it when they next draft."""
+        slots = (*self.slots, *self.filling)
+        before = [self.lineup.draft_of(slot) for slot in slots]
+        change()
+        for slot, draft in zip(slots, before, strict=True):
+            slot.release = self.lineup.of(slot.release).release
+            if self.lineup.draft_of(slot) is not draft:
+                slot.draft_length = 0
+
+    def _heed_the_wire(self) -> None:
+        wire = self.lineup.wire
+        if wire is not None and wire.reason is not None:
+            logger.warning("canary %d is ended: %s", wire.version, wire.reason)
+            self.tripped = (wire.version, wire.reason)
+            self.end_canary(promote=False)
 
     def price(self, cost: CostModel | None) -> None:
         """Tell the policies what a step costs; from then on they keep it up to date."""
@@ -239,7 +283,7 @@ class Decoder:
     def time_draft(self, rows: int = 1, context: int = _NEAR_TOKENS) -> float:
         """Seconds of one draft forward of one token in each of so many rows.  Between steps, while no row is live."""
         ids = torch.zeros(rows, 1, dtype=torch.long, device=self.pair.device)
-        return self._timed(self.draft_cache, ids, context, self.proposer.weights.head)
+        return self._timed(self.draft_cache, ids, context, self.lineup.live.drafts.head)
 
     @torch.inference_mode()
     def time_verify(self, rows: int, chain_length: int, context: int = _NEAR_TOKENS) -> float:
@@ -272,6 +316,8 @@ class Decoder:
             except Exception as error:
                 logger.exception("request %s is ended with an error; the others go on", slot.request.request_id)
                 slot.end("error", failure(error))
+                if self.lineup.wire is not None:
+                    self.lineup.wire.note_error(slot.release.version)
 
     def _emit_row(
         self, slot: Slot, row: int, chains: Chains, verdict: Verdict, verify_seconds: float, verifier: str
@@ -291,15 +337,16 @@ class Decoder:
         slot.num_accepted += accepted
         gave_up = verdict.gave_up(row, kept)
         slot.num_divergent += gave_up.num_divergent
-        self.rules.count(slot, self.release, kept, gave_up.num_divergent, gave_up.wanted_more)
-        if self.release.version not in slot.releases:
-            slot.releases.append(self.release.version)
+        self.rules.count(slot, kept, gave_up.num_divergent, gave_up.wanted_more)
+        version = slot.release.version
+        if version not in slot.releases:
+            slot.releases.append(version)
         if self._keeps_trace(slot):
             slot.keep_targets(*sparse_log_probs(verdict.logits[row, :kept], self.listeners.trace_top_k))
         step = Step(
             request_id=slot.request.request_id,
             domain=slot.request.domain,
-            release=self.release.version,
+            release=version,
             step_index=slot.num_steps - 1,
             drafter=drafter,
             chain_length=length,
@@ -322,6 +369,8 @@ class Decoder:
             request_temperature=slot.request.params.warmth,
             policy=slot.policy,
         )
+        if self.lineup.wire is not None:
+            self.lineup.wire.note(step)
         slot.send(slot.tokens[before:], self._log_probs(slot, verdict.logits[row, :kept]))
         self.listeners.on_step(step)
 

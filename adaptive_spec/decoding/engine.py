@@ -8,9 +8,9 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from adaptive_spec.calibration.cost import CostModel, measure_cost
@@ -25,12 +25,29 @@ from adaptive_spec.decoding.slot import Delta, Slot, Usage, undecoded
 from adaptive_spec.decoding.stream import Choice, Stream
 from adaptive_spec.errors import AdaptiveSpecError, BusyError, DeadlineError, RequestError, UnavailableError
 from adaptive_spec.models.loading import ModelPair
-from adaptive_spec.models.weights import Deltas
+from adaptive_spec.models.weights import LoadedRelease
 from adaptive_spec.settings import DecoderSettings, VerificationSettings
 
 logger = logging.getLogger(__name__)
 
 _STOPPING = "The service is shutting down. Send the request again once it is back, or elsewhere."
+
+
+@dataclass(slots=True)
+class Pauses:
+    """How long decoding stood still while releases were exchanged.  Read from other threads, number by number."""
+
+    num_swaps: int = 0
+    last_seconds: float = 0.0
+    longest_seconds: float = 0.0
+    total_seconds: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count one."""
+        self.num_swaps += 1
+        self.last_seconds = seconds
+        self.longest_seconds = max(self.longest_seconds, seconds)
+        self.total_seconds += seconds
 
 
 class Engine:
@@ -48,7 +65,7 @@ class Engine:
         self.settings = settings
         self.decoder = Decoder(pair, settings, listeners or Listeners(), seed, verification)
         self.answers = AnswerCache(settings.answer_cache_tokens, pair.hashes["target"])
-        self.last_swap_seconds = 0.0
+        self.pauses = Pauses()
         self._waiting = FairQueue()
         self._jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._changed = threading.Condition()
@@ -59,6 +76,17 @@ class Engine:
     @property
     def release(self) -> Release:
         return self.decoder.release
+
+    @property
+    def canary(self) -> Release | None:
+        """The release that serves a share of the requests."""
+        canary = self.decoder.lineup.canary
+        return None if canary is None else canary.release
+
+    @property
+    def tripped(self) -> tuple[int, str] | None:
+        """The canary that this decoder ended last by itself, and why."""
+        return self.decoder.tripped
 
     @property
     def num_active(self) -> int:
@@ -145,28 +173,34 @@ class Engine:
         else:
             self.call(lambda: self.decoder.end(request_id, "cancelled"))
 
-    def swap(
-        self,
-        release: Release,
-        deltas: Deltas,
-        own: Mapping[str, Deltas] | None = None,
-        vocabulary: Sequence[int] | None = None,
-    ) -> "Future[float]":
-        """Put a validated release live between two steps.  The future gives the pause in seconds.
+    def swap(self, loaded: LoadedRelease) -> "Future[float]":
+        """Put a release live between two steps.  The future gives the pause of decoding in seconds.
 
-        Args:
-            deltas: of the shared adapter; empty for the base draft.
-            own: of adapters that domains have for themselves, by domain.
-            vocabulary: the only tokens that drafts may propose; None: all.
+        Its drafts are made here, on the caller's thread, beside those that decode.
+
+        Raises:
+            ReleaseError: it does not fit the draft; nothing has changed.
         """
+        drafts = self.decoder.weights.prepare(loaded)
+        return self._exchange(lambda: self.decoder.swap(drafts))
 
-        def put_live() -> float:
+    def begin_canary(self, loaded: LoadedRelease, share: float) -> "Future[float]":
+        """Let a release serve a share of the requests to come.  As ``swap``."""
+        drafts = self.decoder.weights.prepare(loaded)
+        return self._exchange(lambda: self.decoder.begin_canary(drafts, share))
+
+    def end_canary(self, *, promote: bool) -> "Future[float]":
+        """Let the canary serve every request, or none.  As ``swap``."""
+        return self._exchange(lambda: self.decoder.end_canary(promote=promote))
+
+    def _exchange(self, change: Callable[[], None]) -> "Future[float]":
+        def timed() -> float:
             began = time.perf_counter()
-            self.decoder.swap(release, deltas, own, vocabulary)
-            self.last_swap_seconds = time.perf_counter() - began
-            return self.last_swap_seconds
+            change()
+            self.pauses.add(time.perf_counter() - began)
+            return self.pauses.last_seconds
 
-        return self.call(put_live)
+        return self.call(timed)
 
     def measure_cost(self, key: str, repeats: int = 5) -> CostModel:
         """Measure what steps of this engine cost, by the number of rows; while no request is decoded."""
@@ -259,7 +293,7 @@ class Engine:
                 return
             try:
                 put = choice.put
-                if self.decoder.rules.is_exact(choice.request, self.release):
+                if self.decoder.rules.is_exact(choice.request, self._release_for(choice.request)):
                     put = self.answers.listening(choice.request, put)
                 self.decoder.admit(choice.request, put, choice.submitted)
             except Exception as error:
@@ -321,12 +355,16 @@ class Engine:
             self._end_undecoded(choice, "error", UnavailableError(_STOPPING))
 
     def _known_answer(self, request: Request) -> Answer | None:
-        exact = self.decoder.rules.is_exact(request, self.release)
+        exact = self.decoder.rules.is_exact(request, self._release_for(request))
         return self.answers.find(request) if exact else None
+
+    def _release_for(self, request: Request) -> Release:
+        return self.decoder.lineup.release_for(request.request_id)
 
     def _repeat(self, choice: Choice, answer: Answer) -> None:
         """Answer out of the cache."""
-        prompt, completion, release = len(choice.request.prompt_ids), len(answer.token_ids), self.release.version
+        prompt, completion = len(choice.request.prompt_ids), len(answer.token_ids)
+        release = self._release_for(choice.request).version
         usage = Usage(prompt, completion, 0, 0, 0, (release,), cached=True)
         choice.put(Delta(answer.text, list(answer.token_ids), answer.finish_reason, usage, log_probs=answer.log_probs))
         finished = undecoded(

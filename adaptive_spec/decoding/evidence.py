@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adaptive_spec.core import CALIBRATED_VERIFIERS, ChainEvidence, Release, Request
+from adaptive_spec.core import CALIBRATED_VERIFIERS, ChainEvidence, Request
 from adaptive_spec.decoding.propose import Chains
 from adaptive_spec.decoding.rules import Rules
 from adaptive_spec.decoding.sampling import Sampling
@@ -41,12 +41,12 @@ class EvidenceTaker:
         known = {settings.verifier, *settings.domain_verifiers.values(), *settings.allowed}
         self._share = settings.evidence_share if known & set(CALIBRATED_VERIFIERS) else 0.0
 
-    def choose(self, slots: list[Slot], release: Release) -> dict[int, str]:
+    def choose(self, slots: list[Slot]) -> dict[int, str]:
         """The rows to measure in this step, each under the measure that its rule compares with; mostly none."""
         if not self._share or self._random.random() >= self._share:
             return {}
         return {
-            row: self._rules.rule_of(slot.request, release).similarity
+            row: self._rules.rule_of(slot.request, slot.release).similarity
             for row, slot in enumerate(slots)
             if self._concerns(slot.request)
         }
@@ -63,7 +63,6 @@ class EvidenceTaker:
         logits: Tensor,
         chains: Chains,
         sampling: Sampling | None,
-        release: Release,
     ) -> list[ChainEvidence]:
         """Measure the rows before their tokens are emitted.  What fails is left out: decoding goes on without it.
 
@@ -72,7 +71,7 @@ class EvidenceTaker:
             logits: [rows, chain + 1, vocab], the target's.
         """
         try:
-            return self._measured(wanted, slots, logits, chains, sampling, release)
+            return self._measured(wanted, slots, logits, chains, sampling)
         except Exception:
             logger.exception("chains are not measured")
             return []
@@ -84,7 +83,6 @@ class EvidenceTaker:
         logits: Tensor,
         chains: Chains,
         sampling: Sampling | None,
-        release: Release,
     ) -> list[ChainEvidence]:
         seen = look(slots, logits, chains, sampling)
         alike = torch.zeros(seen.strict.shape, device=logits.device)
@@ -94,7 +92,7 @@ class EvidenceTaker:
             alike[rows] = evidence.similarity(rows, measure)
         shown = read(chains.ids, seen.own[:, :-1], seen.strict, alike, chains.lengths)
         at = datetime.now(UTC)
-        return [self._of_row(row, wanted[row], slots[row], chains, shown, release, at) for row in wanted]
+        return [self._of_row(row, wanted[row], slots[row], chains, shown, at) for row in wanted]
 
     def _of_row(
         self,
@@ -103,17 +101,16 @@ class EvidenceTaker:
         slot: Slot,
         chains: Chains,
         shown: list[NDArray[Any]],
-        release: Release,
         at: datetime,
     ) -> ChainEvidence:
         length = int(shown[-1][row])
         ids, own, strict, alike = (values[row, :length].tolist() for values in shown[:-1])
-        request, thresholds = slot.request, release.for_domain(slot.request.domain)
+        request, thresholds = slot.request, slot.release.for_domain(slot.request.domain)
         ends = () if request.params.ignore_eos else self._eos
         return ChainEvidence(
             request_id=request.request_id,
             domain=request.domain,
-            release=release.version,
+            release=slot.release.version,
             step_index=slot.num_steps,
             drafter=chains.drafter(row) if length else "",
             chain=tuple(ids),

@@ -1,8 +1,8 @@
 """The prefix cache: keys and values of texts seen before, for the next prompts that begin alike.
 
 Kept in blocks of a few tokens.  A block is named by a digest of all tokens up to its end, so equal names mean equal
-contents whoever asked; the block least recently used makes room.  One cache per model: the draft's is forgotten when
-its weights change.
+contents whoever asked; the block least recently used makes room.  One cache per model, under names of its weights where
+these change: what other weights have computed is not found any more, and makes room in its turn.
 """
 
 from array import array

@@ -7,18 +7,18 @@ floor does not count.
 
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from adaptive_spec.calibration.cost import CostKeeper, CostModel
-from adaptive_spec.core import Release, StepCost
+from adaptive_spec.core import StepCost
 from adaptive_spec.decoding.cache import RaggedCache
 from adaptive_spec.decoding.prefix import PrefixCache
 from adaptive_spec.decoding.sampling import Sampling, penalised
+from adaptive_spec.decoding.served import Lineup
 from adaptive_spec.decoding.slot import Slot
 from adaptive_spec.drafting.memory import Memories
 from adaptive_spec.drafting.ngram import NOTHING, Match
@@ -30,7 +30,7 @@ from adaptive_spec.drafting.policy import (
     stopping_floors,
     threshold_floors,
 )
-from adaptive_spec.models.weights import Deltas, DraftWeights
+from adaptive_spec.models.weights import Draft, TrimmedHead
 from adaptive_spec.settings import DecoderSettings
 from adaptive_spec.verification.distribution import processed_probs, sample
 from adaptive_spec.verification.transfer import on_device
@@ -92,20 +92,17 @@ class _Plan:
 
 
 class Proposer:
-    """Owns the drafts, their cache, and what is remembered of each domain.
+    """Drafts with the releases of the line-up; owns the drafts' cache, and what is remembered of each domain.
 
     The length policy is ``floors`` and ``reach_after``; who measures another one overrides them.
     """
 
-    def __init__(
-        self, weights: DraftWeights, cache: RaggedCache, settings: DecoderSettings, rng: random.Random
-    ) -> None:
-        self.weights = weights
+    def __init__(self, lineup: Lineup, cache: RaggedCache, settings: DecoderSettings, rng: random.Random) -> None:
+        self.lineup = lineup
         self.cache = cache
         self.settings = settings
         self.memories = Memories(settings)
         self.prefixes = PrefixCache(cache, settings.prefix_cache_tokens)
-        self.release = Release()
         self.costs: CostKeeper | None = None  # once measured, chains are as long as pays
         self._caught_up = False  # in this step: drafting took longer than it costs
         self._random = rng
@@ -154,21 +151,11 @@ class Proposer:
 
     def learn(self, slot: Slot, chains: Chains, row: int, length: int, accepted: int) -> None:
         """Count how a chain of a row fared."""
-        memory, match = self.memories[slot.request.domain], chains.matches[row]
+        domain, match = slot.request.domain, chains.matches[row]
         if match.chain:
-            memory.acceptance.add(match.match_length, accepted, min(accepted + 1, length))
+            self.memories[domain].acceptance.add(match.match_length, accepted, min(accepted + 1, length))
         elif chains.fair[row] and length:
-            memory.survival.add(length, accepted)
-            self.memories.survival.add(length, accepted)
-
-    def swap(
-        self, release: Release, deltas: Deltas, own: Mapping[str, Deltas] | None, vocabulary: Sequence[int] | None
-    ) -> None:
-        """Put a release's drafts live, and forget what the old ones computed and how they fared."""
-        self.weights.merge(deltas, own, vocabulary)
-        self.memories.draft_changed(release)
-        self.prefixes.forget()
-        self.release = release
+            self.lineup.of(slot.release).survivals.add(domain, length, accepted)
 
     def _plan(self, slots: list[Slot]) -> _Plan:
         cost = self.cost.at(len(slots), max(slot.target_length for slot in slots)) if self.cost else None
@@ -182,7 +169,7 @@ class Proposer:
         for slot, room, match in zip(slots, rooms, matches, strict=True):
             by_model = not match.chain and slot.drafter != "ngram" and room > 0
             chosen = slot.request.params.chain_length is None
-            explores = chosen and (everyone or (by_model and self._must_learn(slot.request.domain, cost)))
+            explores = chosen and (everyone or (by_model and self._must_learn(slot, cost)))
             free = chosen and not explores
             floors = self.floors(slot, room, cost, len(slots)) if free else fixed_floors(room)
             plan.floors.append(floors if by_model else ())
@@ -215,11 +202,11 @@ class Proposer:
 
     def floors(self, slot: Slot, room: int, cost: StepCost | None, rows: int) -> tuple[float, ...]:
         """What the reach of a row must be before each further token, of ``room`` at most; empty: it does not draft."""
-        survival = self._survival(slot.request.domain)
+        survival = self._survival(slot)
         if self.settings.policy == "stopping" and cost and survival:
             floors = stopping_floors(survival, cost, room)
         else:
-            floors = threshold_floors(self.release.for_domain(slot.request.domain).lengths_at(rows), room)
+            floors = threshold_floors(slot.release.for_domain(slot.request.domain).lengths_at(rows), room)
         return floors if floors and floors[0] <= 1 else ()  # every chain begins at reach 1
 
     def reach_after(self, reach: Tensor, tops: Tensor, scaling: Tensor) -> Tensor:
@@ -240,24 +227,27 @@ class Proposer:
         longest = min(self.settings.max_chain_length, len(cost.verify_seconds) - 1)
         return share * cost.verify_seconds[0] / (longest * cost.draft_seconds + cost.verify_seconds[longest])
 
-    def _must_learn(self, domain: str, cost: StepCost | None) -> bool:
-        """Whether a chain of this domain is to show how they fare.
+    def _must_learn(self, slot: Slot, cost: StepCost | None) -> bool:
+        """Whether a chain of a row's domain is to show how they fare.
 
         While nothing at all is known every chain does; a domain that is served by what others showed, now and then.
         """
         wanted = self.settings.policy == "stopping" and cost is not None and self.settings.explore_share > 0
-        if not wanted or self._own_survival(domain):
+        if not wanted or self._own_survival(slot):
             return False
-        return not self.memories.survival.curve() or self._random.random() < _LEARNING_SHARE
+        return not self._pooled_survival(slot) or self._random.random() < _LEARNING_SHARE
 
-    def _own_survival(self, domain: str) -> tuple[float, ...]:
-        """The domain's survival curve: as counted here, else as the release was calibrated; empty: not known."""
-        told = self.release.for_domain(domain).survival
-        return self.memories[domain].survival.curve(told) or told
+    def _own_survival(self, slot: Slot) -> tuple[float, ...]:
+        """The survival curve of a row's domain: as counted here, else as the release has it; empty: not known."""
+        told = slot.release.for_domain(slot.request.domain).survival
+        return self.lineup.of(slot.release).survivals[slot.request.domain].curve(told) or told
 
-    def _survival(self, domain: str) -> tuple[float, ...]:
+    def _survival(self, slot: Slot) -> tuple[float, ...]:
         """The same, or that of all domains."""
-        return self._own_survival(domain) or self.memories.survival.curve()
+        return self._own_survival(slot) or self._pooled_survival(slot)
+
+    def _pooled_survival(self, slot: Slot) -> tuple[float, ...]:
+        return self.lineup.of(slot.release).survivals.pooled.curve()
 
     def _match(self, slot: Slot, room: int) -> Match:
         """The n-gram chain of a row, NOTHING where the model is to draft or nothing matches."""
@@ -294,7 +284,7 @@ class Proposer:
         """Let the draft model propose, token by token, for the rows that have floors."""
         device, width = self._device, chains.ids.shape[1]
         above = on_device([[*row, *[NEVER] * (width - len(row))] for row in floors], device)
-        chosen = [self.release.for_domain(slot.request.domain) for slot in slots]
+        chosen = [slot.release.for_domain(slot.request.domain) for slot in slots]
         scalings = [
             [each.temperature, each.offset + each.warmth * slot.request.params.warmth]
             for each, slot in zip(chosen, slots, strict=True)
@@ -331,16 +321,15 @@ class Proposer:
         heat: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """The next token of some rows and the draft's top probability; what it was drawn from goes into the chains."""
-        trimmed, ids = self.weights.trimmed, chains.ids
-        logits = self._logits(slots, rows, ids, position)
+        ids = chains.ids
+        logits, trimmed = self._logits(slots, rows, ids, position)
         tops = logits.float().softmax(-1).amax(-1)
         compares = chains.log_probs is not None
         if sampling is None and not compares and not any(slot.request.params.penalises for slot in slots):
             tokens = logits.argmax(-1)
             return tokens if trimmed is None else trimmed.token_ids[tokens], tops
         if trimmed is not None:
-            everywhere = logits.new_full((len(rows), self._vocab_size), -torch.inf)
-            logits = everywhere.index_copy(1, trimmed.token_ids, logits)
+            logits = self._everywhere(logits, trimmed)
         at = on_device(rows, self._device)
         logits = penalised(slots, logits[:, None], ids[at, :position], position)
         probs = None
@@ -358,56 +347,67 @@ class Proposer:
         chains.probs[at, position] = probs
         return sample(probs, sampling.draft[at, position]), tops
 
-    def _logits(self, slots: list[Slot], rows: list[int], ids: Tensor, position: int) -> Tensor:
-        """Draft logits [rows, tokens of the head]; feeds whatever the draft has not seen yet.
+    def _logits(
+        self, slots: list[Slot], rows: list[int], ids: Tensor, position: int
+    ) -> tuple[Tensor, TrimmedHead | None]:
+        """Draft logits [rows, tokens of the head], and the head when it is trimmed; feeds what the draft has not seen.
 
-        Rows of domains with their own adapter are run group by group.
+        Rows of different adapters are run group by group, and where their heads differ the logits are over all tokens.
         """
-        parts: list[Tensor] = []
+        parts: list[tuple[Tensor, TrimmedHead | None]] = []
         order: list[int] = []
-        for model, members in self._groups(slots):
+        for draft, trimmed, members in self._groups(slots):
             chosen = [rows[index] for index in members]
             if position:
                 fed = ids[on_device(chosen, self._device), position - 1 : position]
                 starts = [len(slots[index].tokens) + position - 1 for index in members]
                 last = [0] * len(members)
             else:
-                fed, starts, last = self._pending([slots[index] for index in members], chosen, model)
-            parts.append(self.cache.forward(chosen, fed, starts, last=last, model=model, head=self.weights.head))
+                fed, starts, last = self._pending([slots[index] for index in members], chosen, draft)
+            head = None if trimmed is None else trimmed.head
+            parts.append((self.cache.forward(chosen, fed, starts, last=last, model=draft.model, head=head), trimmed))
             order += members
         if len(parts) == 1:
             return parts[0]
-        return torch.cat(parts)[on_device([order.index(index) for index in range(len(rows))], self._device)]
+        heads = {id(trimmed) for _, trimmed in parts}
+        common = parts[0][1] if len(heads) == 1 else None
+        logits = torch.cat([part if len(heads) == 1 else self._everywhere(part, its) for part, its in parts])
+        return logits[on_device([order.index(index) for index in range(len(rows))], self._device)], common
 
-    def _groups(self, slots: list[Slot]) -> Iterator[tuple[PreTrainedModel, list[int]]]:
-        """The rows of each adapter."""
-        members: dict[int, list[int]] = {}
-        models = [self.weights.of(slot.adapter) for slot in slots]
-        for index, model in enumerate(models):
-            members.setdefault(id(model), []).append(index)
+    def _everywhere(self, logits: Tensor, trimmed: TrimmedHead | None) -> Tensor:
+        """Logits [rows, tokens of the head] over the whole vocabulary, -inf where the head has no row."""
+        if trimmed is None:
+            return logits
+        return logits.new_full((len(logits), self._vocab_size), -torch.inf).index_copy(1, trimmed.token_ids, logits)
+
+    def _groups(self, slots: list[Slot]) -> Iterator[tuple[Draft, TrimmedHead | None, list[int]]]:
+        """The rows that share a draft and a head."""
+        members: dict[tuple[int, int], list[int]] = {}
+        for index, slot in enumerate(slots):
+            drafts = self.lineup.of(slot.release).drafts
+            members.setdefault((id(drafts.of(slot.adapter)), id(drafts.trimmed)), []).append(index)
         for indices in members.values():
-            yield models[indices[0]], indices
+            first = slots[indices[0]]
+            yield self.lineup.draft_of(first), self.lineup.of(first.release).drafts.trimmed, indices
 
-    def _pending(
-        self, slots: list[Slot], rows: list[int], model: PreTrainedModel
-    ) -> tuple[Tensor, list[int], list[int]]:
+    def _pending(self, slots: list[Slot], rows: list[int], draft: Draft) -> tuple[Tensor, list[int], list[int]]:
         """What the draft has not seen of each row: ids [rows, tokens], where they start, and the last of each."""
         widest = self.settings.max_chain_length + 1
         for slot, row in zip(slots, rows, strict=True):
             if len(slot.tokens) - slot.draft_length > widest:
-                self._catch_up(slot, row, model)
+                self._catch_up(slot, row, draft)
         pending = [slot.tokens[slot.draft_length :] for slot in slots]
         width = widest if self.cache.static else max(map(len, pending))
         ids = on_device([row + [0] * (width - len(row)) for row in pending], self._device)
         return ids, [slot.draft_length for slot in slots], [len(row) - 1 for row in pending]
 
-    def _catch_up(self, slot: Slot, row: int, model: PreTrainedModel) -> None:
+    def _catch_up(self, slot: Slot, row: int, draft: Draft) -> None:
         """Bring all but the last token of a row into the draft's cache."""
         self._caught_up = True
-        known, domain = slot.tokens[:-1], slot.adapter if slot.adapter in self.weights.own else ""
+        known = slot.tokens[:-1]
         if not slot.draft_length:
-            slot.draft_length = self.prefixes.recall(row, known, domain)
+            slot.draft_length = self.prefixes.recall(row, known, draft.name)
         chunk = self.settings.prefill_chunk_tokens
-        self.cache.prefill(row, known, slot.draft_length, len(known), chunk, model=model)
+        self.cache.prefill(row, known, slot.draft_length, len(known), chunk, model=draft.model)
         slot.draft_length = len(known)
-        self.prefixes.remember(row, known, domain)
+        self.prefixes.remember(row, known, draft.name)

@@ -51,13 +51,13 @@ class Rules:
         """Whether nothing but exact verification can judge a request."""
         return self.rule_of(request, release).verifier == "exact" or not self._settings.budget(request.domain)
 
-    def plan(self, slots: Sequence[Slot], release: Release) -> Relaxation | None:
+    def plan(self, slots: Sequence[Slot]) -> Relaxation | None:
         """Say which rows may keep more than exact verification would; None when none may."""
         groups: dict[Rule, list[int]] = defaultdict(list)
         of_domain: dict[str, list[int]] = defaultdict(list)
         allowance = [0] * len(slots)
         for row, slot in enumerate(slots):
-            if not self.is_exact(slot.request, release):
+            if not self.is_exact(slot.request, slot.release):
                 of_domain[slot.request.domain].append(row)
         self._turn += 1
         for domain, rows in of_domain.items():
@@ -66,14 +66,14 @@ class Rules:
             for place, row in enumerate([*rows[first:], *rows[:first]]):
                 allowance[row] = share + (place < left)
                 if allowance[row]:
-                    groups[self.rule_of(slots[row].request, release)].append(row)
+                    groups[self.rule_of(slots[row].request, slots[row].release)].append(row)
         if not groups:
             return None
         return Relaxation(tuple((rule, sorted(rows)) for rule, rows in groups.items()), allowance)
 
-    def count(self, slot: Slot, release: Release, num_emitted: int, num_divergent: int, wanted_more: bool) -> None:
+    def count(self, slot: Slot, num_emitted: int, num_divergent: int, wanted_more: bool) -> None:
         """Account for what a step of a row emitted."""
-        if self.is_exact(slot.request, release):
+        if self.is_exact(slot.request, slot.release):
             return
         domain = slot.request.domain
         budget = self._budget(domain)

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 import torch
 
-from adaptive_spec.core import FinishedRequest, Request, Trace
+from adaptive_spec.core import FinishedRequest, Release, Request, Trace
 from adaptive_spec.decoding.text import TextStream
 from adaptive_spec.drafting.ngram import SuffixIndex
 from adaptive_spec.errors import AdaptiveSpecError
@@ -70,6 +70,7 @@ class Slot:
     random: random.Random
     submitted: float
     started_at: datetime
+    release: Release = field(default_factory=Release)  # that drafts for it from now on
     drafter: str = "model"
     adapter: str = ""  # the domain whose own adapter drafts, where it has one
     suffixes: SuffixIndex | None = None  # of the tokens, where n-gram chains are wanted

@@ -1,7 +1,12 @@
-"""What is known of each domain while decoding: past outputs, and how chains of each drafter fared."""
+"""What is known of each domain while decoding: past outputs, and how chains of each drafter fared.
+
+N-grams live on from release to release; how far chains of a draft model get is counted anew under each.
+"""
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 from adaptive_spec.core import Release, Thresholds
 from adaptive_spec.drafting.ngram import AcceptanceByMatch, Match, OutputStore, SuffixIndex
@@ -9,6 +14,8 @@ from adaptive_spec.drafting.survival import SurvivalCounter
 from adaptive_spec.settings import DecoderSettings
 
 _MOST_DOMAINS = 64  # remembered; the one least recently served makes room
+
+Memory = TypeVar("Memory")
 
 
 class DomainMemory:
@@ -19,7 +26,6 @@ class DomainMemory:
         self.acceptance = AcceptanceByMatch()
         for seen in thresholds.ngram_acceptance:
             self.acceptance.add(seen.match_length, seen.num_accepted, seen.num_reached)
-        self.survival = SurvivalCounter()  # of the draft model, under the live release
 
     def propose(self, own: SuffixIndex, limit: int) -> Match:
         """Return the chain of the longer match; the request's own text wins a tie."""
@@ -29,31 +35,45 @@ class DomainMemory:
 
 
 class Memories:
-    """The memory of each domain."""
+    """The n-gram memory of each domain."""
 
     def __init__(self, settings: DecoderSettings) -> None:
         self._settings = settings
         self._release = Release()
-        self.survival = SurvivalCounter()  # of all domains together
         self._domains: OrderedDict[str, DomainMemory] = OrderedDict()
 
     def __getitem__(self, domain: str) -> DomainMemory:
-        if domain not in self._domains:
-            self._domains[domain] = DomainMemory(self._settings, self._release.for_domain(domain))
-            if len(self._domains) > _MOST_DOMAINS:
-                self._domains.popitem(last=False)
-        self._domains.move_to_end(domain)
-        return self._domains[domain]
+        return _recalled(self._domains, domain, lambda: DomainMemory(self._settings, self._release.for_domain(domain)))
 
-    def draft_changed(self, release: Release) -> None:
-        """Forget how the draft model fared: it has other weights now.
-
-        Domains to come begin with what the release tells of n-grams.
-        """
+    def begin_with(self, release: Release) -> None:
+        """Let domains to come begin with what a release tells of n-grams."""
         self._release = release
-        self.survival = SurvivalCounter()
-        for memory in self._domains.values():
-            memory.survival = SurvivalCounter()
+
+
+class Survivals:
+    """How far chains of one release's draft model get, by domain and over all."""
+
+    def __init__(self) -> None:
+        self.pooled = SurvivalCounter()
+        self._domains: OrderedDict[str, SurvivalCounter] = OrderedDict()
+
+    def __getitem__(self, domain: str) -> SurvivalCounter:
+        return _recalled(self._domains, domain, SurvivalCounter)
+
+    def add(self, domain: str, chain_length: int, num_accepted: int) -> None:
+        """Count one chain of a length that was fixed beforehand."""
+        for counter in (self[domain], self.pooled):
+            counter.add(chain_length, num_accepted)
+
+
+def _recalled(domains: OrderedDict[str, Memory], domain: str, make: Callable[[], Memory]) -> Memory:
+    """What is held of a domain, made where there is nothing; of too many the one least recently asked for goes."""
+    if domain not in domains:
+        domains[domain] = make()
+        if len(domains) > _MOST_DOMAINS:
+            domains.popitem(last=False)
+    domains.move_to_end(domain)
+    return domains[domain]
 
 
 def longest_match(settings: DecoderSettings) -> int:

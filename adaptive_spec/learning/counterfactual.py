@@ -4,12 +4,11 @@ Called by ``run``, ``own`` and ``bench.evaluation``; ``contest`` decides on what
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from adaptive_spec.core import Release, Trace
 from adaptive_spec.learning.evaluate import JudgedTrace, judge
 from adaptive_spec.models.weights import DraftWeights
-from adaptive_spec.releases.adapter import load_adapter_delta
+from adaptive_spec.releases.adapter import load_release
 
 
 def judged_under(
@@ -17,22 +16,16 @@ def judged_under(
 ) -> list[JudgedTrace]:
     """Judge a release as it drafts: domains under their own adapters, proposing only tokens of its vocabulary.
 
-    In the order of the traces, each of which must have a completion.  The untouched draft is put back.  An adapter
+    In the order of the traces, each of which must have a completion.  An adapter
     alone is judged as ``Release(adapter=folder)``.  heats: temperatures at which ``overlap_at`` is wanted.
 
     Raises:
         ReleaseError: an adapter does not fit the draft.
     """
-    draft = weights.shared
-    deltas = load_adapter_delta(Path(release.adapter), draft) if release.adapter else {}
-    own = {domain: load_adapter_delta(Path(folder), draft) for domain, folder in release.domain_adapters.items()}
-    weights.merge(deltas, own)
-    try:
-        by_trace = {}
-        for domain in sorted({trace.domain for trace in traces}):
-            its = [trace for trace in traces if trace.domain == domain]
-            for row in judge(weights.of(domain), its, vocabulary=release.vocabulary, heats=heats):
-                by_trace[id(row.trace)] = row
-    finally:
-        weights.merge({})
+    drafts = weights.prepare(load_release(release, weights.base))
+    by_trace = {}
+    for domain in sorted({trace.domain for trace in traces}):
+        its = [trace for trace in traces if trace.domain == domain]
+        for row in judge(drafts.of(domain).model, its, vocabulary=release.vocabulary, heats=heats):
+            by_trace[id(row.trace)] = row
     return [by_trace[id(trace)] for trace in traces]

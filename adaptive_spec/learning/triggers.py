@@ -16,7 +16,7 @@ from adaptive_spec.settings import LearningSettings, ScheduleSettings
 
 SCHEDULE, VOLUME, AGE, DRIFT = "schedule", "volume", "age", "drift"
 AUTOMATIC = (SCHEDULE, VOLUME, AGE, DRIFT)
-ACTIVE, DATA, COOLDOWN, GAIN = "active", "data", "cooldown", "gain"
+ACTIVE, DATA, COOLDOWN, GAIN, TRIAL = "active", "data", "cooldown", "gain", "trial"
 GAIN_MEMORY = timedelta(days=30)  # what runs before it gained says nothing of today's traffic
 _ASKED_FOR_GAIN = (SCHEDULE, VOLUME, AGE)
 
@@ -28,6 +28,7 @@ class Facts:
     active_run: its number.  num_traces: to train on, held-out ones left out; num_new_traces: of them, those that came
     after the last run began that learned to its end.  learned_at: when that was.  last_run_at: when any run last began.
     gains: what the last runs gained that learned to their end.
+    canary: the release that is on trial.
     """
 
     active_run: int | None
@@ -36,11 +37,12 @@ class Facts:
     learned_at: datetime | None
     last_run_at: datetime | None
     gains: tuple[RunGain, ...] = ()
+    canary: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Decline:
-    """Why there is no run now.  kind: active | data | cooldown | gain."""
+    """Why there is no run now.  kind: active | data | cooldown | gain | trial."""
 
     kind: str
     reason: str
@@ -76,11 +78,16 @@ def decline(
 ) -> Decline | None:
     """Return why a run must wait, or None when it may begin.
 
-    One runs at a time, whoever asks.  Too few traces stop everybody but those who force it.  New traces and a cool-down
-    are asked of the automatic triggers alone, and an expected gain of those but drift.
+    One runs at a time, whoever asks, and none while a release is on trial: what it makes could not be tried.  Too few
+    traces stop everybody but those who force it.  New traces and a cool-down are asked of the automatic triggers alone,
+    and an expected gain of those but drift.
     """
     if facts.active_run is not None:
         return Decline(ACTIVE, f"run {facts.active_run} is active; wait for it (adaptive-spec runs)")
+    if facts.canary is not None:
+        return Decline(
+            TRIAL, f"release {facts.canary} is on trial; wait for it, or end it (adaptive-spec releases canary)"
+        )
     if force:
         return None
     if facts.num_traces < learning.min_traces:

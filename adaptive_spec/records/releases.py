@@ -16,10 +16,18 @@ from adaptive_spec.errors import ReleaseError
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.events import event_row
 from adaptive_spec.records.notify import notify
-from adaptive_spec.records.tables import EventRow, ReleaseRow
+from adaptive_spec.records.tables import CanaryRow, EventRow, ReleaseRow
 
 RELEASE_LIVE = "release_live"  # kind of event
-STATES = ("candidate", "live", "retired", "rolled_back", "refused", "expired")  # expired: its bundle is deleted
+STATES = (
+    "candidate",
+    "canary",
+    "live",
+    "retired",
+    "rolled_back",
+    "refused",
+    "expired",
+)  # expired: its bundle is deleted
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +81,25 @@ def set_live(database: Database, version: int, reason: str) -> None:
         ReleaseError: the release is unknown, was refused, or its bundle is deleted.
     """
     with database.session_scope() as session:
-        row = session.get(ReleaseRow, version, with_for_update=True)
-        if version != 0 and row is None:
-            raise ReleaseError(f"Release {version} is unknown. `adaptive-spec releases` lists those that exist.")
-        if row is not None and row.state == "refused":
-            raise ReleaseError(f"Release {version} was refused by the gate and cannot go live. Choose another one.")
-        if row is not None and row.state == "expired":
-            raise ReleaseError(f"The bundle of release {version} was deleted (retention.releases). Choose another one.")
-        before = _demote_live(session, version)
-        if row is not None:
-            row.state = "live"
-        detail = {"reason": reason, "before": before}
-        session.add(EventRow(**event_row(RELEASE_LIVE, detail, None, version)))
-        notify(session)
+        make_live(session, version, reason)
+
+
+def make_live(session: Session, version: int, reason: str) -> None:
+    """As ``set_live``, within a transaction of this room.  A canary, which was compared with the old one, ends."""
+    row = session.get(ReleaseRow, version, with_for_update=True)
+    if version != 0 and row is None:
+        raise ReleaseError(f"Release {version} is unknown. `adaptive-spec releases` lists those that exist.")
+    if row is not None and row.state == "refused":
+        raise ReleaseError(f"Release {version} was refused by the gate and cannot go live. Choose another one.")
+    if row is not None and row.state == "expired":
+        raise ReleaseError(f"The bundle of release {version} was deleted (retention.releases). Choose another one.")
+    before = _demote_live(session, version)
+    if row is not None:
+        row.state = "live"
+    _end_canary(session, version, reason)
+    detail = {"reason": reason, "before": before}
+    session.add(EventRow(**event_row(RELEASE_LIVE, detail, None, version)))
+    notify(session)
 
 
 def live_version(database: Database) -> int:
@@ -136,6 +150,20 @@ def next_version(database: Database) -> int:
     """Return the smallest version above all stored ones."""
     with database.session_scope(read_only=True) as session:
         return (session.scalar(select(func.max(ReleaseRow.version))) or 0) + 1
+
+
+def _end_canary(session: Session, version: int, reason: str) -> None:
+    canary = session.scalar(select(CanaryRow).where(CanaryRow.state == "running").with_for_update())
+    if canary is None:
+        return
+    canary.state = "promoted" if canary.release == version else "aborted"
+    canary.reason = reason if canary.release == version else f"release {version} went live: {reason}"
+    canary.ended_at = datetime.now(UTC)
+    tried = session.get(ReleaseRow, canary.release)
+    if tried is not None and canary.release != version:
+        tried.state = "rolled_back"
+    detail = {"live": canary.live, "reason": canary.reason}
+    session.add(EventRow(**event_row(f"canary_{canary.state}", detail, None, canary.release)))
 
 
 def _demote_live(session: Session, version: int) -> int:

@@ -310,6 +310,32 @@ class ReleaseRow(Base):
     )
 
 
+class CanaryRow(Base):
+    """A release on trial beside the live one; at most one runs."""
+
+    __tablename__ = "canaries"
+
+    id: Mapped[int] = mapped_column(RowId, primary_key=True)
+    release: Mapped[int]
+    live: Mapped[int]
+    share: Mapped[float]
+    state: Mapped[str]
+    reason: Mapped[str]
+    report: Mapped[dict[str, Any]]
+    started_at: Mapped[datetime]
+    ended_at: Mapped[datetime | None]
+
+    __table_args__ = (
+        Index(
+            "uq_canaries_running",
+            "state",
+            unique=True,
+            sqlite_where=text("state = 'running'"),
+            postgresql_where=text("state = 'running'"),
+        ),
+    )
+
+
 class RunRow(Base):
     """A training run."""
 

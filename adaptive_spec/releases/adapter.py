@@ -20,7 +20,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from adaptive_spec.core import Release
 from adaptive_spec.errors import ReleaseError
+from adaptive_spec.models.weights import LoadedRelease
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
@@ -75,6 +77,17 @@ def load_adapter_delta(folder: Path, draft: PreTrainedModel) -> dict[str, Tensor
         up = tensors[f"{_PREFIX}{module}.lora_B.weight"].to(draft.device, torch.float32)
         deltas[f"{module}.weight"] = up @ down * scaling
     return deltas
+
+
+def load_release(release: Release, draft: PreTrainedModel) -> LoadedRelease:
+    """Return a release with the updates of all its adapters.
+
+    Raises:
+        ReleaseError: as ``verify_adapter``.
+    """
+    own = {domain: load_adapter_delta(Path(folder), draft) for domain, folder in release.domain_adapters.items()}
+    deltas = load_adapter_delta(Path(release.adapter), draft) if release.adapter else {}
+    return LoadedRelease(release, deltas, own)
 
 
 def _load(folder: Path, draft: PreTrainedModel) -> tuple[dict[str, Tensor], dict[str, float]]:

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from adaptive_spec.core import Release
 from adaptive_spec.errors import ReleaseError
+from adaptive_spec.records.canaries import ABORTED, begin_canary, end_canary, running_canary
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.releases import ReleaseRecord, add_release, list_releases, live_version, set_live
 from adaptive_spec.releases.bundle import bundle_name, read_bundle
@@ -25,15 +26,22 @@ def publish(
     reason: str = "published",
     draft: PreTrainedModel | None = None,
     hashes: Mapping[str, str] | None = None,
+    canary_share: float = 0.0,
 ) -> Release:
-    """Check the written bundle of ``version``, record it and make it live.
+    """Check the written bundle of ``version``, record it and make it live, or put it on trial first.
+
+    Args:
+        canary_share: of requests that it serves while it is on trial; 0 makes it live at once.
 
     Raises:
         ReleaseError: the bundle is not sound; no row is written and the live release stays.
     """
     release = read_bundle(root / bundle_name(version), draft=draft, hashes=hashes)
     add_release(database, version, bundle_name(version), release.parent, report, "candidate")
-    set_live(database, version, reason)
+    if canary_share:
+        begin_canary(database, version, canary_share, reason)
+    else:
+        set_live(database, version, reason)
     return release
 
 
@@ -54,12 +62,16 @@ def rollback(
     """Make an earlier release live again, its bundle checked whole first, and return its version.
 
     Args:
-        to: the version; None means the live release's parent.  0, the untouched draft, always exists.
+        to: the version; None means what was live before the newest one served anybody: while there is a canary, the
+            live release, and else its parent.  0, the untouched draft, always exists.
 
     Raises:
         ReleaseError: nothing to roll back, an unknown version, or a bundle that is not sound; the live one stays.
     """
     live = live_version(database)
+    if to is None and (canary := running_canary(database)) is not None:
+        end_canary(database, canary.id, ABORTED, reason, {})
+        return live
     if live == 0 and to is None:
         raise ReleaseError("Release 0 is live: nothing to roll back. Name a version to go to (adaptive-spec releases).")
     records = {record.version: record for record in list_releases(database)}
@@ -84,7 +96,22 @@ def live_release(
     Raises:
         ReleaseError: the bundle is missing, outside ``root`` or not sound.
     """
-    version = live_version(database)
+    return stored_release(database, root, live_version(database), draft=draft, hashes=hashes)
+
+
+def stored_release(
+    database: Database,
+    root: Path,
+    version: int,
+    *,
+    draft: PreTrainedModel | None = None,
+    hashes: Mapping[str, str] | None = None,
+) -> Release:
+    """Return a release, its bundle below ``root`` checked whole.
+
+    Raises:
+        ReleaseError: unknown, refused, or as ``live_release``.
+    """
     if version == 0:
         return Release()
     record = _servable({record.version: record for record in list_releases(database)}, version)
@@ -106,11 +133,15 @@ def _sound(
 
 
 def _parent(records: Mapping[int, ReleaseRecord], live: int) -> int:
-    """The nearest ancestor that can serve, else 0."""
+    """The nearest ancestor that can serve and was never rolled back, else 0."""
     version = records[live].parent if live in records else 0
-    while version and (version not in records or records[version].folder is None):
+    while version and not _returns_by_itself(records.get(version)):
         version = records[version].parent if version in records else 0
     return version or 0
+
+
+def _returns_by_itself(record: ReleaseRecord | None) -> bool:
+    return record is not None and record.folder is not None and record.state != "rolled_back"
 
 
 def _servable(records: Mapping[int, ReleaseRecord], version: int) -> ReleaseRecord:

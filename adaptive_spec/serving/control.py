@@ -5,7 +5,7 @@ Routes that change something need the token when one is set, and are refused to 
 
 import hmac
 import platform
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
@@ -41,6 +41,13 @@ class RollbackBody(_Body):
     """Which release to put live; None: the parent of the live one."""
 
     to: int | None = Field(default=None, ge=0)
+    reason: str = Field(default="asked for", max_length=500)
+
+
+class CanaryBody(_Body):
+    """What becomes of the release on trial."""
+
+    action: Literal["promote", "abort"]
     reason: str = Field(default="asked for", max_length=500)
 
 
@@ -123,6 +130,10 @@ def _reads(service: Service) -> APIRouter:
     def decoders() -> dict[str, Any]:
         return views.decoders(service.database, gone_seconds=service.settings.cluster.gone_seconds)
 
+    @router.get("/canary")
+    def canary(limit: Limit = 20) -> dict[str, Any]:
+        return views.canary(service.database, limit=limit)
+
     @router.get("/events")
     def events(limit: Limit = 50, kind: str | None = None) -> dict[str, Any]:
         return views.events(service.database, limit=limit, kind=kind)
@@ -172,6 +183,10 @@ def _writes(service: Service) -> APIRouter:
     def rollback(body: RollbackBody | None = None) -> dict[str, int]:
         wanted = body or RollbackBody()
         return {"live": service.rollback(wanted.to, wanted.reason)}
+
+    @router.post("/canary")
+    def end_canary(body: CanaryBody) -> dict[str, int]:
+        return {"live": service.end_canary(body.action == "promote", body.reason)}
 
     @router.delete("/traces/{request_id}")
     def forget(request_id: str) -> dict[str, Any]:

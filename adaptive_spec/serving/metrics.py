@@ -15,6 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from adaptive_spec.decoding.budget import Budget
 from adaptive_spec.errors import RecordsError
+from adaptive_spec.records.canaries import canary_counts
 from adaptive_spec.records.drifts import drift_counts
 from adaptive_spec.records.statistics import DomainStatistics, domain_statistics
 from adaptive_spec.records.trace_statistics import TraceStatistics, trace_statistics
@@ -52,12 +53,14 @@ class ServiceCollector(Collector):
             rows = domain_statistics(self._service.database)
             drifts = drift_counts(self._service.database)
             traces = trace_statistics(self._service.database)
+            canaries = canary_counts(self._service.database)
         except (RecordsError, SQLAlchemyError):
             logger.warning("The database did not answer a scrape of /metrics", exc_info=True)
-            rows, drifts, traces = None, {}, []
+            rows, drifts, traces, canaries = None, {}, [], {}
         yield _gauge("database_up", "1 when the database answered this scrape.", rows is not None)
         yield from _domain_metrics(rows or [])
         yield _drift_metric(drifts)
+        yield _canary_metric(canaries)
         yield from _trace_metrics(traces)
         yield from self._engine_metrics()
         yield from _budget_metrics(self._service.engine.budgets)
@@ -68,12 +71,17 @@ class ServiceCollector(Collector):
         yield _counter("records_dropped", "Rows dropped on a full queue since the start.", writer.num_dropped)
         yield _gauge("records_queue_depth", "Rows waiting to be written.", writer.queue_depth)
         yield _gauge("live_release", "Version of the release the decoder runs.", engine.release.version)
+        canary = engine.canary.version if engine.canary else 0
+        yield _gauge("canary_release", "Version of the release on trial in this decoder; 0: none.", canary)
         yield _gauge("num_active_requests", "Requests being decoded.", engine.num_active)
         yield _gauge("request_queue_depth", "Requests waiting for a slot.", engine.queue_depth)
         yield _counter("recalled_prompt_tokens", "Prompt tokens out of the prefix cache.", engine.num_recalled_tokens)
         yield _counter("listener_failures", "Outcomes that a listener raised on.", engine.num_listener_failures)
-        pause = engine.last_swap_seconds or 0.0
-        yield _gauge("swap_pause_seconds", "How long decoding stood still in the last release swap.", pause)
+        pauses = engine.pauses
+        yield _gauge("swap_pause_seconds", "How long decoding stood still in the last swap.", pauses.last_seconds)
+        yield _gauge("longest_swap_pause_seconds", "The same of the longest since the start.", pauses.longest_seconds)
+        yield _counter("swap_pauses_seconds", "The same of all together.", pauses.total_seconds)
+        yield _counter("swaps", "Exchanges of releases since the start.", pauses.num_swaps)
 
 
 def metrics_router(service: Service) -> APIRouter:
@@ -110,6 +118,13 @@ def _drift_metric(counts: Mapping[tuple[str, str, str], int]) -> Metric:
     counter = CounterMetricFamily(PREFIX + "drifts", "Changes found in acceptance and calibration.", labels=labels)
     for key, number in counts.items():
         counter.add_metric(list(key), number)
+    return counter
+
+
+def _canary_metric(counts: Mapping[str, int]) -> Metric:
+    counter = CounterMetricFamily(PREFIX + "canaries", "Trials of releases that have ended.", labels=["outcome"])
+    for outcome, number in counts.items():
+        counter.add_metric([outcome], number)
     return counter
 
 

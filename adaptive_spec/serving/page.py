@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
 from adaptive_spec.serving import views
-from adaptive_spec.serving.ports import Service
+from adaptive_spec.serving.ports import Engine, Service
 from adaptive_spec.serving.progress import own_adapters_line, progress_line
 
 HEADERS = {
@@ -70,7 +70,7 @@ def render(service: Service) -> str:
     engine, database = service.engine, service.database
     gone = service.settings.cluster.gone_seconds
     facts = (
-        f"{escape(service.settings.model.target)} · live release <b>{engine.release.version}</b> · "
+        f"{escape(service.settings.model.target)} · live release <b>{engine.release.version}</b>{_trial(engine)} · "
         f"{engine.num_active} active · {engine.queue_depth} queued · {service.writer.num_dropped} records dropped"
     )
     return "".join(
@@ -85,6 +85,14 @@ def render(service: Service) -> str:
             "</main></body></html>",
         )
     )
+
+
+def _trial(engine: Engine) -> str:
+    """The release on trial, and what exchanges of releases have cost."""
+    canary = f", release <b>{engine.canary.version}</b> on trial" if engine.canary else ""
+    pauses = engine.pauses
+    paused = f", longest swap pause {pauses.longest_seconds * 1e3:.1f} ms" if pauses.num_swaps else ""
+    return canary + paused
 
 
 def _with_lines(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

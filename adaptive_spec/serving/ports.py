@@ -75,13 +75,28 @@ class Stream(Protocol):
         """Stop decoding; harmless after the end."""
 
 
+class Pauses(Protocol):
+    """How long decoding stood still while releases were exchanged."""
+
+    @property
+    def num_swaps(self) -> int: ...
+    @property
+    def last_seconds(self) -> float: ...
+    @property
+    def longest_seconds(self) -> float: ...
+    @property
+    def total_seconds(self) -> float: ...
+
+
 class Engine(Protocol):
     """The live decoder."""
 
     @property
     def release(self) -> Release: ...
     @property
-    def last_swap_seconds(self) -> float | None: ...
+    def canary(self) -> Release | None: ...
+    @property
+    def pauses(self) -> Pauses: ...
     @property
     def num_active(self) -> int: ...
     @property
@@ -139,6 +154,9 @@ class Service(Protocol):
 
     def rollback(self, to: int | None, reason: str) -> int:
         """Put an earlier release live and return its version."""
+
+    def end_canary(self, promote: bool, reason: str) -> int:
+        """Promote the release on trial or roll it back; return the live version.  Raises ReleaseError."""
 
     def forget(self, request_id: str) -> Forgotten:
         """Delete what is stored of a request's text."""

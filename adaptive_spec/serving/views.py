@@ -15,6 +15,7 @@ from adaptive_spec.core import Release
 from adaptive_spec.decoding.budget import Budget
 from adaptive_spec.errors import RunError
 from adaptive_spec.records import calibrations as calibration_records
+from adaptive_spec.records import canaries as canary_records
 from adaptive_spec.records import decoders as decoder_records
 from adaptive_spec.records import domains as domain_records
 from adaptive_spec.records import events as event_records
@@ -94,6 +95,13 @@ def decoders(database: Database, *, gone_seconds: float) -> dict[str, Any]:
     """Every process of the service, what it runs and whether it lives; and the release that all should run."""
     live = release_records.live_version(database)
     return {"live": live, "decoders": plain(decoder_records.list_decoders(database, gone_seconds))}
+
+
+def canary(database: Database, *, limit: int = 20) -> dict[str, Any]:
+    """The release on trial, null when there is none, and the latest trials."""
+    latest = plain(canary_records.list_canaries(database, limit))
+    running = canary_records.running_canary(database)
+    return {"running": plain(running), "canaries": latest}
 
 
 def events(database: Database, *, limit: int = 50, kind: str | None = None) -> dict[str, Any]:

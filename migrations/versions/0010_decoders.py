@@ -1,6 +1,6 @@
 """The processes of the service, and when jobs of the schedule were begun
 
-Revision: 0010, after 0007.
+Revision: 0010, after 0009.
 """
 
 import sqlalchemy as sa
@@ -8,7 +8,7 @@ from alembic import op
 from sqlalchemy.dialects import postgresql
 
 revision = "0010"
-down_revision = "0008"
+down_revision = "0009"
 branch_labels = None
 depends_on = None
 

@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from adaptive_spec.calibration.threshold import Replay
 from adaptive_spec.core import Release, Scaling, Thresholds
-from adaptive_spec.drafting.memory import Memories
+from adaptive_spec.decoding.served import Lineup
+from adaptive_spec.models.loading import ModelPair
+from adaptive_spec.models.weights import DraftWeights, LoadedRelease
 from adaptive_spec.records.observations import Observations
-from adaptive_spec.settings import DecoderSettings
 from tests.calibration.planted import chains, drafted, linear_cost, record, simulate
 
 LIVE = Thresholds(stop_below=0.6, max_chain_length=4)
@@ -68,11 +69,12 @@ def test_goodput_beyond_the_old_threshold_is_corrected_for_what_it_censored(reco
     assert abs(naive / wanted - 1) > 0.05
 
 
-def test_counters_restart_with_each_release() -> None:
-    memories = Memories(DecoderSettings())
+def test_counters_restart_with_each_release(pair: ModelPair) -> None:
+    weights = DraftWeights(pair.draft)
+    lineup = Lineup(weights.prepare(LoadedRelease()))
     for _ in range(64):
-        memories["code"].survival.add(2, 2)
-        memories.survival.add(2, 2)
-    assert memories["code"].survival.curve() == memories.survival.curve() == (1.0, 1.0)
-    memories.draft_changed(Release(1))
-    assert memories["code"].survival.curve() == memories.survival.curve() == ()
+        lineup.live.survivals.add("code", 2, 2)
+    before = lineup.live.survivals
+    assert before["code"].curve() == before.pooled.curve() == (1.0, 1.0)
+    lineup.swap(weights.prepare(LoadedRelease(Release(1))))
+    assert lineup.live.survivals["code"].curve() == lineup.live.survivals.pooled.curve() == ()

@@ -12,6 +12,7 @@ from adaptive_spec.decoding.answers import AnswerCache
 from adaptive_spec.decoding.engine import Engine
 from adaptive_spec.decoding.slot import Delta
 from adaptive_spec.models.loading import ModelPair
+from adaptive_spec.models.weights import LoadedRelease
 from adaptive_spec.settings import DecoderSettings
 from tests.decoding.heard import Heard
 
@@ -40,7 +41,7 @@ def test_a_repetition_gives_the_same_answer_without_a_step(engine: Engine, heard
     first = engine.submit(Request("a", (1, 2, 3), params)).collect()
     deltas = list(engine.submit(Request("warm", (1, 2, 3), params)).events())
     num_steps = len(heard.steps)
-    engine.swap(Release(version=4), {}).result()  # the draft decides nothing of what is said
+    engine.swap(LoadedRelease(Release(version=4))).result()  # the draft decides nothing of what is said
     other = replace(params, seed=5, top_k=3, drafter="ngram", chain_length=1)
     again = engine.submit(Request("b", (1, 2, 3), other, domain="elsewhere")).collect()
     assert again[:2] == first[:2] and again[2].finish_reason == first[2].finish_reason
@@ -48,7 +49,7 @@ def test_a_repetition_gives_the_same_answer_without_a_step(engine: Engine, heard
     usage = again[2].usage
     assert usage is not None and usage.cached and usage.num_steps == 0
     assert (usage.prompt_tokens, usage.completion_tokens) == (3, len(first[1]))
-    engine.swap(Release(), {}).result()
+    engine.swap(LoadedRelease()).result()
     assert len(heard.steps) == num_steps
     row = heard.finished[-1]
     assert (row.policy, row.domain, row.releases, row.num_steps, row.decode_seconds) == (

@@ -14,6 +14,7 @@ from adaptive_spec.core import Release, Request, SamplingParams, StepCost, Thres
 from adaptive_spec.decoding.engine import Engine
 from adaptive_spec.errors import BusyError, ReleaseError, RequestError
 from adaptive_spec.models.loading import ModelPair
+from adaptive_spec.models.weights import LoadedRelease
 from adaptive_spec.settings import DecoderSettings
 from adaptive_spec.verification.distribution import Processing, processed_probs
 from tests.decoding.heard import Heard
@@ -26,7 +27,7 @@ def engine(pair: ModelPair, heard: Heard) -> Iterator[Engine]:
     engine = Engine(pair, SETTINGS, heard.listeners)
     engine.start()
     yield engine
-    engine.swap(Release(), {}).result()
+    engine.swap(LoadedRelease()).result()
     engine.stop()
 
 
@@ -164,7 +165,7 @@ def test_a_swap_in_mid_request_changes_no_token(engine: Engine, pair: ModelPair)
         tokens += delta.token_ids
         if index % 4 == 0:
             noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(index))
-            engine.swap(Release(version=index + 1), {name: noise * 0.05})
+            engine.swap(LoadedRelease(Release(version=index + 1), {name: noise * 0.05}))
     usage = delta.usage
     assert usage is not None and len(usage.releases) > 1
     reference = pair.target.generate(
@@ -186,7 +187,7 @@ def test_the_draft_recovers_after_a_swap(engine: Engine, heard: Heard) -> None:
     stream = engine.submit(Request("swapped", prompt, params))
     for index, _ in enumerate(stream.events()):
         if index == 5:
-            engine.swap(Release(version=1), {}).result()
+            engine.swap(LoadedRelease(Release(version=1))).result()
     plain, swapped = heard.finished
     assert swapped.num_accepted_draft_tokens == plain.num_accepted_draft_tokens
 
@@ -200,7 +201,7 @@ def test_a_bad_update_leaves_the_live_weights_alone(engine: Engine, pair: ModelP
         {name: torch.full_like(before[name], torch.nan)},
     ):
         with pytest.raises(ReleaseError):
-            engine.swap(Release(version=9), delta).result()
+            engine.swap(LoadedRelease(Release(version=9), delta)).result()
     assert engine.release.version == 0
     assert all(torch.equal(before[n], p) for n, p in pair.draft.named_parameters())
 
@@ -210,7 +211,7 @@ def test_length_zero_is_obeyed_and_still_explored(pair: ModelPair, heard: Heard)
     engine = Engine(pair, settings, heard.listeners)
     engine.start()
     off = Release(version=1, thresholds={"slow": Thresholds(max_chain_length=0)})
-    engine.swap(off, {}).result()
+    engine.swap(LoadedRelease(off)).result()
     params = SamplingParams(max_tokens=60, ignore_eos=True)
     engine.submit(Request("a", prompts(1)[0], params, domain="slow")).collect()
     engine.stop()
@@ -237,9 +238,8 @@ def test_sampled_output_has_the_targets_distribution(
     heard = Heard()
     engine = Engine(pair, settings, heard.listeners)
     engine.start()
-    engine.swap(
-        Release(version=1, thresholds={"*": Thresholds(stop_below=stop_below, max_chain_length=3)}), {}
-    ).result()
+    thresholds = {"*": Thresholds(stop_below=stop_below, max_chain_length=3)}
+    engine.swap(LoadedRelease(Release(1, thresholds))).result()
     prompt, runs = (10, 20, 30), 1500
     params = [SamplingParams(max_tokens=4, temperature=0.8, top_k=5, seed=s, ignore_eos=True) for s in range(runs)]
     streams = [engine.submit(Request(str(s), prompt, p)) for s, p in enumerate(params)]

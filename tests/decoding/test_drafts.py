@@ -22,7 +22,7 @@ from adaptive_spec.decoding import verdict as verdict_module
 from adaptive_spec.decoding.engine import Engine
 from adaptive_spec.errors import ModelError, ReleaseError
 from adaptive_spec.models.loading import ModelPair, pair_of
-from adaptive_spec.models.weights import DraftWeights
+from adaptive_spec.models.weights import Draft, DraftWeights, LoadedRelease
 from adaptive_spec.settings import DecoderSettings
 from tests.conftest import byte_tokenizer
 from tests.decoding.heard import Heard
@@ -34,7 +34,7 @@ def engine(pair: ModelPair, heard: Heard) -> Iterator[Engine]:
     engine = Engine(pair, SETTINGS.model_copy(update={"explore_share": 0.0, "queue_limit": 4000}), heard.listeners)
     engine.start()
     yield engine
-    engine.swap(Release(), {}).result()
+    engine.swap(LoadedRelease()).result()
     engine.stop()
 
 
@@ -56,7 +56,7 @@ def noise(pair: ModelPair) -> dict[str, Tensor]:
 
 def test_adapters_of_several_domains_share_a_batch(engine: Engine, heard: Heard, pair: ModelPair) -> None:
     """Four domains, two with adapters of their own, one request that asks for another domain's: all in one batch."""
-    engine.swap(Release(1), {}, {"good": to_target(pair), "bad": noise(pair)}).result()
+    engine.swap(LoadedRelease(Release(1), own={"good": to_target(pair), "bad": noise(pair)})).result()
     texts = prompts(12, seed=3)
     wanted = [("good", None), ("bad", None), ("other", None), ("bad", "good"), ("good", "shared"), ("other", "bad")]
     streams = [
@@ -80,25 +80,44 @@ def test_a_copy_of_the_draft_shares_what_no_adapter_changes(pair: ModelPair) -> 
     before = {name: parameter.clone() for name, parameter in pair.draft.named_parameters()}
     deltas = to_target(pair)
     name = next(iter(deltas))
-    weights.merge({}, {"own": {name: deltas[name]}})
-    shared, own = dict(pair.draft.named_parameters()), dict(weights.of("own").named_parameters())
-    assert {n for n in shared if own[n] is not shared[n]} == {name}
-    assert torch.equal(own[name], before[name] + deltas[name]) and torch.equal(shared[name], before[name])
-    weights.merge(deltas, {"own": {name: -deltas[name]}, "second": {}})
-    own = dict(weights.of("own").named_parameters())
-    assert torch.equal(own[name], before[name] - deltas[name])
-    assert all(torch.equal(own[n], before[n]) for n in deltas if n != name)
-    assert all(torch.equal(p, before[n]) for n, p in weights.of("second").named_parameters())
+    first = weights.prepare(LoadedRelease(own={"own": {name: deltas[name]}}))
+    base, own = dict(pair.draft.named_parameters()), dict(first.of("own").model.named_parameters())
+    assert first.shared.model is pair.draft
+    assert {n for n in base if own[n] is not base[n]} == {name}
+    assert torch.equal(own[name], before[name] + deltas[name])
+    second = weights.prepare(LoadedRelease(deltas=deltas, own={"own": {name: deltas[name]}, "second": {}}))
+    assert second.of("own") is first.of("own") and second.of("second") is first.shared
+    assert all(torch.equal(p, before[n] + deltas[n]) for n, p in _parameters(second.shared).items() if n in deltas)
     with pytest.raises(ReleaseError, match="not finite"):
-        weights.merge({}, {"own": {name: deltas[name] * float("nan")}})
-    assert torch.equal(dict(weights.of("own").named_parameters())[name], before[name] - deltas[name])
-    weights.merge({})
-    assert all(torch.equal(p, before[n]) for n, p in pair.draft.named_parameters()) and not weights.own
+        weights.prepare(LoadedRelease(own={"own": {name: deltas[name] * float("nan")}}))
+    assert torch.equal(own[name], before[name] + deltas[name])
+    assert all(torch.equal(p, before[n]) for n, p in pair.draft.named_parameters())
+
+
+def test_a_copy_that_nobody_drafts_with_is_written_again(pair: ModelPair) -> None:
+    weights = DraftWeights(pair.draft)
+    deltas = to_target(pair)
+    first, *others = deltas
+    held = weights.prepare(LoadedRelease(deltas=deltas))
+    beside = weights.prepare(LoadedRelease(deltas={first: -deltas[first]}))
+    assert beside.shared.model is not held.shared.model
+    model, place = beside.shared.model, _parameters(beside.shared)[first].data_ptr()
+    del beside
+    again = weights.prepare(LoadedRelease(deltas={others[0]: deltas[others[0]]}))
+    assert again.shared.model is model and _parameters(again.shared)[first].data_ptr() == place
+    base = dict(pair.draft.named_parameters())
+    changed = {n for n, p in _parameters(again.shared).items() if not torch.equal(p, base[n])}
+    assert changed == {others[0]}
+    assert torch.equal(_parameters(held.shared)[first], base[first] + deltas[first])
+
+
+def _parameters(draft: Draft) -> dict[str, Tensor]:
+    return dict(draft.model.named_parameters())
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.3])
 def test_a_trimmed_vocabulary_changes_no_token(engine: Engine, heard: Heard, pair: ModelPair, penalty: float) -> None:
-    engine.swap(Release(1), {}, None, list(range(100))).result()
+    engine.swap(LoadedRelease(Release(1, vocabulary=tuple(range(100))))).result()
     plain = SamplingParams(max_tokens=24, chain_length=0, repetition_penalty=penalty)
     params = SamplingParams(max_tokens=24, chain_length=3, repetition_penalty=penalty)
     for i, text in enumerate(prompts(6, seed=4)):
@@ -106,7 +125,7 @@ def test_a_trimmed_vocabulary_changes_no_token(engine: Engine, heard: Heard, pai
         assert engine.submit(Request(f"s{i}", text, params)).collect()[1] == alone
     assert sum(step.num_accepted for step in heard.steps) > 0
     with pytest.raises(ReleaseError, match="vocabulary"):
-        engine.swap(Release(2), {}, None, [258]).result()
+        engine.swap(LoadedRelease(Release(2, vocabulary=(258,)))).result()
 
 
 @pytest.mark.parametrize("static", [False, True])
@@ -124,8 +143,8 @@ def test_sampling_with_trimmed_vocabulary_and_optimal_stopping_has_the_targets_d
     engine = Engine(pair, settings, heard.listeners)
     engine.start()
     thresholds = Thresholds(survival=(0.7, 0.6, 0.5), temperature=1.2, offset=-0.1, sampling_temperature=0.6)
-    release = Release(1, {"*": thresholds})
-    engine.swap(release, {}, None, list(range(0, 258, 2))).result()
+    release = Release(1, {"*": thresholds}, vocabulary=tuple(range(0, 258, 2)))
+    engine.swap(LoadedRelease(release)).result()
     engine.decoder.price(CostModel({1: StepCost(0.12, (1.0, 1.0, 1.0, 1.0), "cheap")}))
     prompt, runs = (10, 20, 30), 1500
     params = [SamplingParams(max_tokens=5, temperature=0.8, top_k=5, seed=s, ignore_eos=True) for s in range(runs)]
@@ -190,11 +209,11 @@ def test_static_shapes_change_no_token_and_are_few(
 def test_compiled_forwards_change_no_token(pair: ModelPair) -> None:
     engine = Engine(pair, SETTINGS.model_copy(update={"static_shapes": "on", "compile": "default"}))
     engine.start()
-    engine.swap(Release(1), to_target(pair)).result()
+    engine.swap(LoadedRelease(Release(1), to_target(pair))).result()
     params = SamplingParams(max_tokens=12, chain_length=4)
     for i, text in enumerate(prompts(2, seed=9)):
         assert engine.submit(Request(str(i), text, params)).collect()[1] == greedy_of_target(pair, text, 12)
-    engine.swap(Release(), {}).result()
+    engine.swap(LoadedRelease()).result()
     engine.stop()
 
 
@@ -257,7 +276,7 @@ def test_an_update_of_what_draft_and_target_share_is_refused() -> None:
     weights = DraftWeights(cut_draft(target, [0]))
     for name in ("lm_head.weight", "model.embed_tokens.weight"):
         with pytest.raises(ReleaseError, match="share with its target"):
-            weights.merge({name: torch.zeros(258, 32)})
+            weights.prepare(LoadedRelease(deltas={name: torch.zeros(258, 32)}))
 
 
 @pytest.mark.parametrize("static", [False, True])

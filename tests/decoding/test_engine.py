@@ -15,6 +15,7 @@ from adaptive_spec.decoding.failures import is_out_of_memory
 from adaptive_spec.decoding.listeners import Listeners
 from adaptive_spec.errors import BusyError, DeadlineError, DecodingError, RequestError, UnavailableError
 from adaptive_spec.models.loading import ModelPair
+from adaptive_spec.models.weights import LoadedRelease
 from adaptive_spec.settings import DecoderSettings
 from tests.decoding.heard import Heard
 
@@ -321,7 +322,7 @@ def test_what_is_asked_of_an_ended_engine_is_refused(pair: ModelPair) -> None:
     engine.start()
     engine.stop()
     with pytest.raises(UnavailableError):
-        engine.swap(Release(1), {}).result(timeout=5)
+        engine.swap(LoadedRelease(Release(1))).result(timeout=5)
     with pytest.raises(UnavailableError):
         engine.submit(Request("a", (1,), SHORT))
 

@@ -12,6 +12,7 @@ from adaptive_spec.decoding import verdict
 from adaptive_spec.decoding.engine import Engine
 from adaptive_spec.decoding.listeners import Listeners
 from adaptive_spec.models.loading import ModelPair
+from adaptive_spec.models.weights import LoadedRelease
 from adaptive_spec.settings import DecoderSettings, VerificationSettings
 from tests.decoding.heard import Heard
 
@@ -36,7 +37,7 @@ def decode(
 ) -> list[list[int]]:
     engine = Engine(pair, settings, listeners, verification=verification)
     if release is not None:
-        engine.decoder.swap(release, {})
+        engine.decoder.swap(engine.decoder.weights.prepare(LoadedRelease(release)))
     streams = [engine.submit(request) for request in requests]
     engine.start()
     try:

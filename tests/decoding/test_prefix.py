@@ -7,6 +7,7 @@ from adaptive_spec.core import Release, Request, SamplingParams
 from adaptive_spec.decoding.engine import Engine
 from adaptive_spec.decoding.prefix import BLOCK_TOKENS, PrefixCache
 from adaptive_spec.models.loading import ModelPair
+from adaptive_spec.models.weights import LoadedRelease
 from tests.decoding.test_decoder import SETTINGS, greedy_of_target, prompts
 
 SYSTEM = tuple(range(40, 40 + 2 * BLOCK_TOKENS + 3))  # two whole blocks and a bit
@@ -24,13 +25,14 @@ def test_prompts_that_begin_alike_are_computed_once(pair: ModelPair) -> None:
     target, draft = engine.decoder.prefixes, engine.decoder.proposer.prefixes
     assert target.num_recalled >= 11 * 2 * BLOCK_TOKENS and draft.num_recalled >= 11 * 2 * BLOCK_TOKENS
     assert 0 < target.num_tokens <= 512
-    engine.swap(
-        Release(1), {n: torch.full_like(p, 0.01) for n, p in pair.draft.named_parameters() if "layers" in n}
-    ).result()
+    deltas = {n: torch.full_like(p, 0.01) for n, p in pair.draft.named_parameters() if "layers" in n}
+    engine.swap(LoadedRelease(Release(1), deltas)).result()
     before = draft.num_recalled
     assert engine.submit(Request("new", texts[0], PARAMS)).collect()[1] == greedy_of_target(pair, texts[0], 16)
     assert draft.num_recalled == before  # by other weights
-    engine.swap(Release(), {}).result()
+    engine.swap(LoadedRelease()).result()
+    engine.submit(Request("back", texts[1], PARAMS)).collect()
+    assert draft.num_recalled > before  # what these weights computed is still there
     engine.stop()
 
 

@@ -13,6 +13,7 @@ from adaptive_spec.core import Release, Request, Rule, SamplingParams, Step, Thr
 from adaptive_spec.decoding.engine import Engine
 from adaptive_spec.errors import RequestError
 from adaptive_spec.models.loading import ModelPair
+from adaptive_spec.models.weights import LoadedRelease
 from adaptive_spec.settings import DecoderSettings, VerificationSettings
 from tests.decoding.heard import Heard
 
@@ -37,7 +38,7 @@ def decode(
 ) -> list[list[int]]:
     engine = Engine(pair, settings, (heard or Heard()).listeners, verification=verification)
     if release is not None:
-        engine.decoder.swap(release, {})
+        engine.decoder.swap(engine.decoder.weights.prepare(LoadedRelease(release)))
     streams = [engine.submit(request) for request in requests]
     engine.start()
     try:

@@ -94,7 +94,7 @@ def test_acceptance_follows_the_traffic() -> None:
 def test_domains_begin_with_what_the_release_tells_of_matches() -> None:
     memories = Memories(DecoderSettings())
     known = Thresholds(ngram_acceptance=(MatchAcceptance(2, 10, 100), MatchAcceptance(4, 9_000, 10_000)))
-    memories.draft_changed(Release(1, {"code": known}))
+    memories.begin_with(Release(1, {"code": known}))
     code, other = memories["code"].acceptance, memories["other"].acceptance
     assert code.rate(2) < 0.2 < 0.85 < code.rate(4)
     assert other.rate(2) == other.rate(4)

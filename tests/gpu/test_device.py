@@ -17,6 +17,7 @@ from adaptive_spec.core import Release, Request, SamplingParams
 from adaptive_spec.decoding import verdict
 from adaptive_spec.decoding.engine import Engine
 from adaptive_spec.models.loading import ModelPair, pair_of
+from adaptive_spec.models.weights import LoadedRelease
 from adaptive_spec.settings import DecoderSettings
 from tests.conftest import byte_tokenizer
 
@@ -84,7 +85,7 @@ def test_greedy_is_the_targets_own_across_a_swap(pair: ModelPair, mode: str) -> 
             for name, parameter in pair.draft.named_parameters()
             if "layers" in name and parameter.dim() == 2
         }
-        engine.swap(Release(turn + 1), deltas if turn == 0 else {}).result()
+        engine.swap(LoadedRelease(Release(turn + 1), deltas if turn == 0 else {})).result()
     engine.stop()
 
 

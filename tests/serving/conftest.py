@@ -16,8 +16,10 @@ from transformers import PreTrainedTokenizerFast
 from adaptive_spec.calibration.watch import StreamState
 from adaptive_spec.core import POOLED, Release, Request, Thresholds
 from adaptive_spec.decoding.budget import Budget
+from adaptive_spec.decoding.engine import Pauses
 from adaptive_spec.errors import AdaptiveSpecError, BusyError, ReleaseError, RunError
 from adaptive_spec.records import runs as run_records
+from adaptive_spec.records.canaries import ABORTED, PROMOTED, end_canary, running_canary
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.retention import Forgotten, forget_request
 from adaptive_spec.records.traces import TraceStore
@@ -94,7 +96,8 @@ class Engine:
     def __init__(self) -> None:
         thresholds = {POOLED: Thresholds(stop_below=0.3), "code": Thresholds(temperature=1.5)}
         self.release = Release(version=7, thresholds=MappingProxyType(thresholds))
-        self.last_swap_seconds = 0.25
+        self.pauses = Pauses(2, 0.25, 0.5, 0.75)
+        self.canary: Release | None = None
         self.num_active = 1
         self.queue_depth = 2
         self.num_listener_failures = 5
@@ -155,6 +158,13 @@ class Service:
             raise ReleaseError("There is no release 99. `adaptive-spec releases` lists them.")
         self.engine.release = replace(self.engine.release, version=to or 0)
         return self.engine.release.version
+
+    def end_canary(self, promote: bool, reason: str) -> int:
+        canary = running_canary(self.database)
+        if canary is None:
+            raise ReleaseError("No release is on trial.")
+        end_canary(self.database, canary.id, PROMOTED if promote else ABORTED, reason, {})
+        return canary.release if promote else canary.live
 
     def forget(self, request_id: str) -> Forgotten:
         records = self.settings.records

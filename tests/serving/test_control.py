@@ -7,6 +7,7 @@ from starlette.testclient import TestClient
 
 from adaptive_spec.calibration.watch import StreamState
 from adaptive_spec.errors import SettingsError
+from adaptive_spec.records import canaries as canary_records
 from adaptive_spec.records import events as event_records
 from adaptive_spec.records import releases as release_records
 from adaptive_spec.records.decoders import Sign, give_sign
@@ -136,6 +137,20 @@ def test_decoders(client: TestClient, service: Any) -> None:
     assert "&lt;i&gt;h&lt;/i&gt;" in page and "<td>leads</td>" in page
 
 
+def test_a_canary_is_shown_and_ended(client: TestClient, service: Any) -> None:
+    assert client.get("/api/canary").json() == {"running": None, "canaries": []}
+    assert client.post("/api/canary", json={"action": "abort"}).status_code == 409
+    release_records.add_release(service.database, 1, "release-000001", None, {}, "candidate")
+    canary_records.begin_canary(service.database, 1, 0.2, "gate passed")
+    running = client.get("/api/canary").json()["running"]
+    assert (running["release"], running["live"], running["share"], running["state"]) == (1, 0, 0.2, "running")
+    assert client.post("/api/canary", json={"action": "keep"}).status_code == 400
+    assert client.post("/api/canary", json={"action": "promote", "reason": "sure"}).json() == {"live": 1}
+    (ended,) = client.get("/api/canary").json()["canaries"]
+    assert (ended["state"], ended["reason"]) == ("promoted", "sure")
+    assert 'adaptive_spec_canaries_total{outcome="promoted"} 1.0' in client.get("/metrics").text
+
+
 def test_events(client: TestClient, service: Any) -> None:
     event_records.add_event(service.database, "swap", {"seconds": 0.1}, release=1)
     event_records.add_event(service.database, "start", {})
@@ -198,6 +213,9 @@ def test_metrics(client: TestClient) -> None:
     assert "adaptive_spec_listener_failures_total 5.0" in text
     assert "adaptive_spec_recalled_prompt_tokens_total 96.0" in text
     assert "adaptive_spec_swap_pause_seconds 0.25" in text
+    assert "adaptive_spec_longest_swap_pause_seconds 0.5" in text
+    assert "adaptive_spec_swap_pauses_seconds_total 0.75" in text and "adaptive_spec_swaps_total 2.0" in text
+    assert "adaptive_spec_canary_release 0.0" in text
     assert "adaptive_spec_database_up 1.0" in text
     assert "# TYPE adaptive_spec_num_spec_steps_total counter" in text
 

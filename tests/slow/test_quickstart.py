@@ -10,6 +10,7 @@ from adaptive_spec.bench.lossless import Z_LIMIT, check_lossless, encode, greedy
 from adaptive_spec.core import Release, Request, SamplingParams
 from adaptive_spec.decoding.engine import Engine
 from adaptive_spec.models.loading import ModelPair, load_pair
+from adaptive_spec.models.weights import LoadedRelease
 from adaptive_spec.settings import DecoderSettings, ModelSettings
 from adaptive_spec.verification.distribution import sample
 
@@ -26,7 +27,7 @@ def engine(real_pair: ModelPair) -> Iterator[Engine]:
     engine = Engine(real_pair, DecoderSettings(max_context_tokens=512, max_chain_length=4))
     engine.start()
     yield engine
-    engine.swap(Release(), {}).result()
+    engine.swap(LoadedRelease()).result()
     engine.stop()
 
 
@@ -59,7 +60,7 @@ def test_a_swap_in_mid_generation_changes_nothing(real_pair: ModelPair, engine: 
             tokens += delta.token_ids
             generator = torch.Generator().manual_seed(index)
             noise = {n: torch.randn(parameters[n].shape, generator=generator) * 0.02 for n in names}
-            engine.swap(Release(version=index + 1), noise)
+            engine.swap(LoadedRelease(Release(version=index + 1), noise))
         assert tokens == greedy_reference(real_pair, prompt, 48)
 
 
