@@ -1,4 +1,4 @@
-"""retrain(): traces -> distil -> calibrate -> gate -> publish, on one screen.
+"""retrain(): traces -> distil -> calibrate -> rehearse -> gate -> publish, on one screen.
 
 Distilling and scoring happen in a child process of lower priority; the parent judges and publishes.  Killing either
 leaves a failed run, no release, and a folder ``runs/N`` beside the releases with which the run can go on.
@@ -11,32 +11,37 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from adaptive_spec.calibration.calibrate import KEPT, DomainCalibration, alike, calibrate
 from adaptive_spec.calibration.cost import CostModel
 from adaptive_spec.calibration.rules import with_rules
-from adaptive_spec.core import POOLED, Release
-from adaptive_spec.errors import GateRefused, RunError, RunInterrupted
+from adaptive_spec.core import POOLED, Release, Thresholds
+from adaptive_spec.errors import GateRefused, ReleaseError, RunError, RunInterrupted
 from adaptive_spec.learning.checkpoint import CHECKPOINT_NAME
+from adaptive_spec.learning.goodput import serve, without_fold
 from adaptive_spec.learning.heat import COLD_START, HeatFit
-from adaptive_spec.learning.judge import read_judgement
+from adaptive_spec.learning.judge import Judgement, read_judgement
 from adaptive_spec.learning.run import ADAPTER_NAME, PAUSE_NAME, REPORT_NAME
 from adaptive_spec.learning.yielding import PaceMeter, Yielding
 from adaptive_spec.records.calibrations import add_calibration
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.evidence import RecordedChains, recorded_chains
 from adaptive_spec.records.observations import Observations, ngram_acceptance, observations
-from adaptive_spec.records.releases import next_version, same_draft
+from adaptive_spec.records.releases import same_draft
 from adaptive_spec.records.runs import ACTIVE, RunRecord, create_run, get_run, list_runs, reopen_run, update_run
-from adaptive_spec.releases.bundle import write_bundle
-from adaptive_spec.releases.gate import GateReport, gate
-from adaptive_spec.releases.registry import live_release, publish, refuse
+from adaptive_spec.releases.bundle import bundle_name, write_bundle
+from adaptive_spec.releases.gate import gate
+from adaptive_spec.releases.registry import live_release, next_version, publish, refuse
+from adaptive_spec.releases.report import INTEGRITY, Check, GateReport
+from adaptive_spec.releases.store import BundleStore
 from adaptive_spec.settings import LearningSettings, Settings
 
 _RUNS = "runs"  # below the folder of releases
+_SETTINGS_NAME = "settings.json"
 # For glibc: large buffers come back every step, and clearing fresh pages for them costs up to a third of it.
 _KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "2000000000", "MALLOC_TRIM_THRESHOLD_": "4000000000"}
 
@@ -57,6 +62,7 @@ class Pipeline:
         self.settings = settings
         self.cost = cost
         self.hashes = dict(hashes)
+        self.store = BundleStore(settings.releases.folder, settings.releases.store)
         self._child: subprocess.Popen[bytes] | None = None
         self._cancelled = False
 
@@ -103,14 +109,18 @@ class Pipeline:
             self._train(run_id, work)
             self._tell(run_id, "gate")
             judgement = read_judgement(work)
-            live = live_release(self.database, self.settings.releases.folder)
-            report = gate(judgement.before, judgement.after, self.settings.releases.max_domain_loss_share)
-            version = next_version(self.database)
-            if not report.passed:
-                self._refuse(run_id, version, live, report)
+            live = live_release(self.database, self.store)
             calibrations = with_heats(self._calibrated(judgement.observations, live, {}), judgement.heats)
+            version = next_version(self.database, self.store.folder)
+            candidate = _Candidate(version, work, calibrations, live)
+            self._tell(run_id, "rehearse")
+            report = self._judged(judgement, live).with_checks(self._rehearsed(run_id, candidate))
             self._tell(run_id, "publish")
-            release = self._publish(version, work, calibrations, report, live)
+            self._write(candidate, report)
+            if not report.passed:
+                self._refuse(run_id, candidate, report)
+            release = publish(self.database, self.store.folder, version, report.to_dict(), hashes=self.hashes)
+            self._record(calibrations, version)
             update_run(self.database, run_id, state="passed", release=version, report=report.to_dict())
             return release
         except GateRefused:
@@ -149,9 +159,9 @@ class Pipeline:
         if not learned or all(alike(thresholds[name], live.for_domain(name)) for name in thresholds):
             self._record(fitted, live.version)
             return fitted, live.version
-        version = next_version(self.database)
+        version = next_version(self.database, self.store.folder)
         write_bundle(
-            self.settings.releases.folder,
+            self.store.folder,
             version,
             adapter=Path(live.adapter) if live.adapter else None,
             thresholds=thresholds,
@@ -164,7 +174,8 @@ class Pipeline:
             vocabulary=live.vocabulary,
             domain_adapters=_folders(live),
         )
-        publish(self.database, self.settings.releases.folder, version, {"kind": "calibration"}, reason="calibrated")
+        self.store.push(bundle_name(version))
+        publish(self.database, self.store.folder, version, {"kind": "calibration"}, reason="calibrated")
         self._record(fitted, version)
         return fitted, version
 
@@ -199,38 +210,23 @@ class Pipeline:
 
     @property
     def _runs(self) -> Path:
-        return self.settings.releases.folder / _RUNS
+        return self.store.folder / _RUNS
 
     def _train(self, run_id: int, work: Path) -> None:
         """Run the child to its end, under the learning settings that the run began with."""
         learning = LearningSettings.model_validate(get_run(self.database, run_id).settings)
         (work / PAUSE_NAME).unlink(missing_ok=True)
-        settings_file = work / "settings.json"
+        settings_file = work / _SETTINGS_NAME
         settings_file.touch(mode=0o600)  # a database URL may hold a password
         settings_file.write_text(self.settings.model_copy(update={"learning": learning}).model_dump_json())
-        command = [sys.executable, "-m", "adaptive_spec.learning.run", "--run-id", str(run_id)]
-        environment = {**os.environ, **_KEEP_FREED_MEMORY, "TOKENIZERS_PARALLELISM": "false"}
-        environment["OMP_NUM_THREADS"] = str(self.settings.learning.threads)
-        with open(work / "log", "wb") as log:
-            self._child = subprocess.Popen(
-                [*command, "--settings", str(settings_file), "--out", str(work)],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment,
-            )
-            update_run(self.database, run_id, pid=self._child.pid)
-            serving = self.yielding.follow(partial(_ended, self._child), partial(_pause, work / PAUSE_NAME))
-            status = self._child.wait()
-        update_run(self.database, run_id, report={"serving": asdict(serving)})
-        self._child = None
+        live_release(self.database, self.store)  # fetches it for the child, if it was made elsewhere
+        status = self._run_child(
+            run_id, work, "adaptive_spec.learning.run", "--run-id", str(run_id), "--out", str(work)
+        )
         if status == 0:
-            update_run(self.database, run_id, pid=os.getpid())
             return
-        saved = (work / CHECKPOINT_NAME).exists()
-        advice = "`adaptive-spec retrain --resume` goes on from its checkpoint." if saved else "Start a new run."
-        if self._cancelled:
-            update_run(self.database, run_id, state="cancelled", error=f"The service stopped. {advice}")
-            raise RunInterrupted(f"Run {run_id} was cancelled. {advice}")
+        self._end_if_cancelled(run_id, work)
+        advice = _advice(work)
         if status < 0:
             update_run(self.database, run_id, state="failed", error=f"Killed by signal {-status}. {advice}")
             raise RunInterrupted(f"Run {run_id} was killed by signal {-status}. {advice}")
@@ -240,39 +236,90 @@ class Pipeline:
         update_run(self.database, run_id, state="failed", error=reason)
         raise RunError(f"Run {run_id} failed: {reason}")
 
-    def _refuse(self, run_id: int, version: int, live: Release, report: GateReport) -> None:
-        refuse(self.database, version, live.version, report.to_dict())
-        update_run(self.database, run_id, state="refused", release=version, report=report.to_dict())
-        raise GateRefused(f"Release {version} was refused: {'; '.join(report.reasons)}")
+    def _run_child(self, run_id: int, work: Path, module: str, *arguments: str) -> int:
+        """Run one of our modules to its end in a process of its own, which rests for serving; return its status."""
+        environment = {**os.environ, **_KEEP_FREED_MEMORY, "TOKENIZERS_PARALLELISM": "false"}
+        environment["OMP_NUM_THREADS"] = str(self.settings.learning.threads)
+        with open(work / "log", "wb") as log:
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments, "--settings", str(work / _SETTINGS_NAME)],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+            )
+            update_run(self.database, run_id, pid=self._child.pid)
+            serving = self.yielding.follow(partial(_ended, self._child), partial(_pause, work / PAUSE_NAME))
+            status = self._child.wait()
+        self._child = None
+        update_run(self.database, run_id, pid=os.getpid())
+        if module.startswith("adaptive_spec.learning"):
+            update_run(self.database, run_id, report={"serving": asdict(serving)})
+        return status
 
-    def _publish(
-        self,
-        version: int,
-        work: Path,
-        calibrations: Mapping[str, DomainCalibration],
-        report: GateReport,
-        live: Release,
-    ) -> Release:
-        described = json.loads((work / REPORT_NAME).read_text())
-        folder = self.settings.releases.folder
-        thresholds = {name: calibration.thresholds for name, calibration in calibrations.items()}
-        write_bundle(
-            folder,
-            version,
-            adapter=work / ADAPTER_NAME,
-            thresholds=thresholds,
+    def _end_if_cancelled(self, run_id: int, work: Path) -> None:
+        if self._cancelled:
+            update_run(self.database, run_id, state="cancelled", error=f"The service stopped. {_advice(work)}")
+            raise RunInterrupted(f"Run {run_id} was cancelled. {_advice(work)}")
+
+    def _judged(self, judgement: Judgement, live: Release) -> GateReport:
+        """The gate's checks on held-out requests; each is judged by thresholds that others taught."""
+
+        def learnt(fold: int) -> Mapping[str, Thresholds]:
+            seen = without_fold(judgement.observations, fold)
+            return {name: found.thresholds for name, found in self._calibrated(seen, live, {}).items()}
+
+        cost, decoder = self.cost.step, self.settings.decoder
+        before = serve(judgement.before, lambda fold: live.thresholds, cost, decoder)
+        after = serve(judgement.after, learnt, cost, decoder)
+        return gate(before, after, self.settings.releases.max_domain_loss_share)
+
+    def _rehearsed(self, run_id: int, candidate: "_Candidate") -> list[Check]:
+        """The checks of a trial bundle that stays in the run's folder."""
+        told, trial = candidate.work / "rehearsal.json", candidate.work / "trial"
+        try:
+            bundle = self._write_bundle(trial, candidate, {})
+        except ReleaseError as error:
+            return [Check(INTEGRITY, False, str(error))]
+        arguments = ("--bundle", str(bundle), "--out", str(told))
+        status = self._run_child(run_id, candidate.work, "adaptive_spec.rehearsal", *arguments)
+        self._end_if_cancelled(run_id, candidate.work)
+        shutil.rmtree(trial, ignore_errors=True)
+        if status == 0:
+            return [Check(**values) for values in json.loads(told.read_text(encoding="utf-8"))]
+        tail = (candidate.work / "log").read_text(errors="replace").strip().splitlines()[-1:] or ["no output"]
+        return [Check(INTEGRITY, False, f"its process ended with status {status}: {tail[0]}")]
+
+    def _write(self, candidate: "_Candidate", report: GateReport) -> None:
+        """Write the bundle with the gate's report, here and in the store, unless there is no sound one."""
+        if any(check.name == INTEGRITY and not check.passed for check in report.checks):
+            return
+        self._write_bundle(self.store.folder, candidate, report.to_dict())
+        self.store.push(bundle_name(candidate.version))
+
+    def _write_bundle(self, root: Path, candidate: "_Candidate", report: Mapping[str, Any]) -> Path:
+        described = json.loads((candidate.work / REPORT_NAME).read_text())
+        return write_bundle(
+            root,
+            candidate.version,
+            adapter=candidate.work / ADAPTER_NAME,
+            thresholds={name: found.thresholds for name, found in candidate.calibrations.items()},
             provenance={
                 **described["provenance"],
                 "distil": described["distil"],
                 "cost": asdict(self.cost.step),
-                "gate": report.to_dict(),
+                "gate": report,
             },
             vocabulary=described["vocabulary"],
-            domain_adapters=_folders(live),
+            domain_adapters=_folders(candidate.live),
         )
-        release = publish(self.database, folder, version, report.to_dict(), hashes=self.hashes)
-        self._record(calibrations, version)
-        return release
+
+    def _refuse(self, run_id: int, candidate: "_Candidate", report: GateReport) -> None:
+        """Record the refusal.  What was written of the bundle stays, should a person want it nonetheless."""
+        version, name = candidate.version, bundle_name(candidate.version)
+        folder = name if (self.store.folder / name).exists() else None
+        refuse(self.database, version, candidate.live.version, report.to_dict(), folder)
+        update_run(self.database, run_id, state="refused", release=version, report=report.to_dict())
+        raise GateRefused(f"Release {version} was refused: {'; '.join(report.reasons)}")
 
     def _record(self, calibrations: Mapping[str, DomainCalibration], version: int) -> None:
         for name, calibration in calibrations.items():
@@ -280,6 +327,21 @@ class Pipeline:
 
     def _tell(self, run_id: int, phase: str) -> None:
         update_run(self.database, run_id, progress={"phase": phase})
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """What a run has made, and the release that is live beside it."""
+
+    version: int
+    work: Path
+    calibrations: Mapping[str, DomainCalibration]
+    live: Release
+
+
+def _advice(work: Path) -> str:
+    saved = (work / CHECKPOINT_NAME).exists()
+    return "`adaptive-spec retrain --resume` goes on from its checkpoint." if saved else "Start a new run."
 
 
 def _ended(child: "subprocess.Popen[bytes]", seconds: float) -> bool:

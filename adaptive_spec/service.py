@@ -38,7 +38,7 @@ from adaptive_spec.records.runs import active_run, count_traces, fail_orphans, l
 from adaptive_spec.records.traces import TraceStore
 from adaptive_spec.records.writer import Writer
 from adaptive_spec.releases.adapter import load_adapter_delta
-from adaptive_spec.releases.registry import live_release, rollback
+from adaptive_spec.releases.registry import live_release, put_live, rollback
 from adaptive_spec.scheduler import Scheduler
 from adaptive_spec.settings import Settings
 
@@ -196,9 +196,28 @@ class Service:
 
     def rollback(self, to: int | None, reason: str) -> int:
         """Put an earlier release live again, here and now; return its version."""
-        root = self.settings.releases.folder
-        version = rollback(self.database, root, to, reason, draft=self.pair.draft, hashes=self.pair.hashes)
+        store = self.pipeline.store
+        version = rollback(self.database, store, to, reason, draft=self.pair.draft, hashes=self.pair.hashes)
         self.writer.event("rollback", {"to": version, "reason": reason}, release=version)
+        self._failed_versions.discard(version)
+        self._follow_live()
+        return version
+
+    def publish(self, version: int, reason: str, *, force: bool = False) -> int:
+        """Put a release live that a person named, here and now; ``force``: also over the gate's refusal.
+
+        Raises:
+            ReleaseError: as ``releases.registry.put_live``.
+        """
+        put_live(
+            self.database,
+            self.pipeline.store,
+            version,
+            reason,
+            force=force,
+            draft=self.pair.draft,
+            hashes=self.pair.hashes,
+        )
         self._failed_versions.discard(version)
         self._follow_live()
         return version
@@ -313,7 +332,7 @@ class Service:
         if version == self.engine.release.version or version in self._failed_versions:
             return
         try:
-            release = live_release(self.database, self.settings.releases.folder, hashes=self.pair.hashes)
+            release = live_release(self.database, self.pipeline.store, hashes=self.pair.hashes)
             own = {domain: self._deltas(folder) for domain, folder in release.domain_adapters.items()}
             pause = self.engine.swap(release, self._deltas(release.adapter), own, release.vocabulary).result()
         except (ReleaseError, OSError) as error:

@@ -237,7 +237,7 @@ def test_a_damaged_release_is_refused_while_requests_run(service: Service, setti
     weights.write_bytes(weights.read_bytes()[:-100])
     with pytest.raises(ReleaseError):
         service.rollback(version, "try the damaged one")
-    set_live(service.database, version, "pointed to by another process that did not look")
+    set_live(service.database, version, "pointed to by a person who did not look", by_person=True)
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline and not _refused(service):
         time.sleep(0.1)

@@ -150,4 +150,4 @@ def _gaps(agrees: Sequence[bool], calibrated: NDArray[np.float64], longest: int)
     sure = calibrated[reached]
     place = np.minimum((sure * _BINS).astype(np.int64), _BINS - 1)
     gap = sure - np.asarray(agrees, np.float64)[reached]
-    return np.bincount(place, weights=gap, minlength=_BINS), len(reached)
+    return np.asarray(np.bincount(place, weights=gap, minlength=_BINS), np.float64), len(reached)

@@ -1,9 +1,11 @@
 """The rows of releases, and which of them is live.  Called by the registry, which owns the folders.
 
 A release goes live by changing one row in one transaction; a unique index lets at most one row be live.  Release 0
-is the untouched draft: it has no row and is live when no row is.
+is the untouched draft: it has no row and is live when no row is.  docs/releases.md draws the states and who may change
+them; ``set_live`` holds every process to it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -16,7 +18,9 @@ from adaptive_spec.records.database import Database
 from adaptive_spec.records.events import event_row
 from adaptive_spec.records.tables import EventRow, ReleaseRow
 
-STATES = ("candidate", "live", "retired", "rolled_back", "refused")
+STATES = ("candidate", "refused", "canary", "live", "retired", "rolled_back")
+OVERRIDE = "override"  # in a release's report: who published it over which refusal
+_BY_ITSELF = ("candidate", "canary", "live", "retired")  # from these states a process may put it live unasked
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +30,7 @@ class ReleaseRecord:
     version: int
     folder: str | None
     parent: int | None
-    state: str  # candidate | live | retired | rolled_back | refused
+    state: str  # one of STATES
     report: dict[str, Any]
     created_at: datetime
 
@@ -63,19 +67,30 @@ def add_release(
         )
 
 
-def set_live(database: Database, version: int, reason: str) -> None:
+def set_live(
+    database: Database, version: int, reason: str, *, by_person: bool = False, over_refusal: Sequence[str] = ()
+) -> None:
     """Make a release live and record why.  The release it replaces is retired, or rolled back if it is newer.
 
+    Args:
+        by_person: somebody named this very version.  Without it, no release goes live that was rolled back, nor a new
+            one whose parent was: what it was made of has been found wanting meanwhile.
+        over_refusal: the checks of the gate that a person overrides with ``reason``; kept in the release's report.
+
     Raises:
-        ReleaseError: the release is unknown or was refused.
+        ReleaseError: the release is unknown, was refused, or must not go live by itself.
     """
     with database.session_scope() as session:
         row = session.get(ReleaseRow, version, with_for_update=True)
         if version != 0 and row is None:
             raise ReleaseError(f"Release {version} is unknown. `adaptive-spec releases` lists those that exist.")
-        if row is not None and row.state == "refused":
-            raise ReleaseError(f"Release {version} was refused by the gate and cannot go live. Choose another one.")
+        if row is not None:
+            _check_may_go_live(session, row, by_person, bool(over_refusal))
         before = _demote_live(session, version)
+        if row is not None and over_refusal:
+            override = {"reason": reason, "checks": list(over_refusal), "at": datetime.now(UTC).isoformat()}
+            row.report = {**row.report, OVERRIDE: override}
+            session.add(EventRow(**event_row("release_forced", override, None, version)))
         if row is not None:
             row.state = "live"
         detail = {"reason": reason, "before": before}
@@ -91,10 +106,20 @@ def live_version(database: Database) -> int:
 def list_releases(database: Database) -> list[ReleaseRecord]:
     """Return every stored release, newest version first."""
     with database.session_scope(read_only=True) as session:
-        return [
-            ReleaseRecord(row.version, row.folder, row.parent, row.state, row.report, row.created_at)
-            for row in session.scalars(select(ReleaseRow).order_by(ReleaseRow.version.desc()))
-        ]
+        return [_record(row) for row in session.scalars(select(ReleaseRow).order_by(ReleaseRow.version.desc()))]
+
+
+def get_release(database: Database, version: int) -> ReleaseRecord:
+    """Return one stored release.
+
+    Raises:
+        ReleaseError: there is none of that version; 0 is never stored.
+    """
+    with database.session_scope(read_only=True) as session:
+        row = session.get(ReleaseRow, version)
+        if row is None:
+            raise ReleaseError(f"Release {version} is unknown. `adaptive-spec releases` lists those that exist.")
+        return _record(row)
 
 
 def same_draft(database: Database, version: int) -> frozenset[int]:
@@ -113,6 +138,25 @@ def next_version(database: Database) -> int:
     """Return the smallest version above all stored ones."""
     with database.session_scope(read_only=True) as session:
         return (session.scalar(select(func.max(ReleaseRow.version))) or 0) + 1
+
+
+def _check_may_go_live(session: Session, row: ReleaseRow, by_person: bool, forced: bool) -> None:
+    if row.state == "refused" and not (by_person and forced):
+        raise ReleaseError(f"Release {row.version} was refused by the gate and cannot go live. Choose another one.")
+    if by_person:
+        return
+    if row.state not in _BY_ITSELF:
+        raise ReleaseError(f"Release {row.version} was rolled back. Only a person puts it live again, by its number.")
+    parent = session.get(ReleaseRow, row.parent) if row.state == "candidate" and row.parent else None
+    if parent is not None and parent.state == "rolled_back":
+        raise ReleaseError(
+            f"Release {row.version} builds on release {parent.version}, which was rolled back meanwhile. Retrain, or "
+            "recalibrate, on what is live now."
+        )
+
+
+def _record(row: ReleaseRow) -> ReleaseRecord:
+    return ReleaseRecord(row.version, row.folder, row.parent, row.state, row.report, row.created_at)
 
 
 def _demote_live(session: Session, version: int) -> int:

@@ -15,7 +15,9 @@ COST = StepCost(draft_seconds=1.0, verify_seconds=(10.0, 11.0, 12.0, 13.0), key=
 THRESHOLD = DecoderSettings(policy="threshold", max_chain_length=3)
 
 
-def score(agrees: list[bool], confidence: list[float] | None = None, name: str = "r", domain: str = "code") -> TraceScore:
+def score(
+    agrees: list[bool], confidence: list[float] | None = None, name: str = "r", domain: str = "code"
+) -> TraceScore:
     return TraceScore(domain, name, 0.0, 0.0, 0.0, tuple(agrees), tuple(confidence or [0.9] * len(agrees)))
 
 

@@ -152,7 +152,9 @@ def test_degenerate_acceptance_trips_on_few_tokens() -> None:
 
 
 def test_a_report_tells_of_every_check_in_json() -> None:
-    report = gate(*requests({"code": 0.3}), 0.01).with_checks([Check("integrity", False, "no file", {"x": float("inf")})])
+    report = gate(*requests({"code": 0.3}), 0.01).with_checks(
+        [Check("integrity", False, "no file", {"x": float("inf")})]
+    )
     told = report.to_dict()
     assert told["passed"] is False and told["reasons"] == ["integrity: no file"]
     assert told["checks"][0] == {"name": "integrity", "passed": False, "reason": "no file", "figures": {"x": None}}
