@@ -19,7 +19,7 @@ from adaptive_spec.core import Request, SamplingParams
 from adaptive_spec.errors import ReleaseError, RunError
 from adaptive_spec.learning.yielding import Yielding
 from adaptive_spec.records.events import EventRecord, list_events
-from adaptive_spec.records.releases import add_release, set_live
+from adaptive_spec.records.releases import add_release, get_release, set_live
 from adaptive_spec.records.runs import get_run, list_runs
 from adaptive_spec.records.statistics import domain_statistics
 from adaptive_spec.releases.bundle import bundle_name, write_bundle
@@ -116,6 +116,14 @@ def test_the_loop_closes(service: Service) -> None:
     state = wait(service, run_id)
     run = get_run(service.database, run_id)
     assert state == "passed", (run.error, run.report)
+    assert [check["name"] for check in run.report["checks"]] == [
+        "integrity",
+        "golden",
+        "goodput",
+        "domains",
+        "calibration",
+        "degenerate",
+    ]
     deadline = time.monotonic() + 10
     while service.engine.release.version != run.release and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -244,6 +252,25 @@ def test_a_damaged_release_is_refused_while_requests_run(service: Service, setti
     assert serve(service, 5, "a") == before[:5]
     assert service.engine.release.version == 0
     assert _refused(service)
+
+
+def test_a_refused_release_is_kept_and_forced_on_record(settings: Settings) -> None:
+    idle = settings.learning.model_copy(update={"learning_rate": 1e-9, "max_epochs": 1})
+    service = Service(settings.model_copy(update={"learning": idle}))
+    service.start()
+    before = serve(service, 40, "a")
+    run_id = service.retrain("person")
+    assert wait(service, run_id) == "refused"
+    run = get_run(service.database, run_id)
+    assert [check["name"] for check in run.report["checks"] if not check["passed"]] == ["goodput"]
+    assert service.engine.release.version == 0 and run.release == 1
+    with pytest.raises(ReleaseError, match="no gain is certain"):
+        service.publish(1, "please")
+    assert service.publish(1, "to see it", force=True) == 1
+    assert service.engine.release.version == 1
+    assert serve(service, 5, "a") == before[:5]
+    assert get_release(service.database, 1).report["override"]["checks"] == ["goodput"]
+    service.stop()
 
 
 @pytest.mark.parametrize("damage", ["truncated", "misshapen", "nan"])

@@ -60,6 +60,16 @@ def failed_checks(report: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
     return (check for check in report.get("checks", ()) if not check["passed"])
 
 
+def verdict(report: Mapping[str, Any]) -> str:
+    """What became of a release at the gate, in a few words; ``report`` as it is stored in its row."""
+    if not report.get("checks"):
+        return str(report.get("kind") or {True: "passed", False: "refused"}.get(report.get("passed", ""), ""))
+    failed = ", ".join(str(check["name"]) for check in failed_checks(report))
+    if override := report.get("override"):
+        return f"forced over {', '.join(override['checks'])}: {override['reason']}"
+    return f"refused: {failed}" if failed else "passed"
+
+
 def _finite(value: Any) -> Any:
     """JSON knows no NaN and no infinity."""
     if isinstance(value, Mapping):

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
+from adaptive_spec.errors import ReleaseError
 from adaptive_spec.serving import views
 from adaptive_spec.serving.ports import Service
 
@@ -41,6 +42,13 @@ class RollbackBody(_Body):
 
     to: int | None = Field(default=None, ge=0)
     reason: str = Field(default="asked for", max_length=500)
+
+
+class PublishBody(_Body):
+    """Why this release goes live; ``force``: also over the gate's refusal, and then a reason is needed."""
+
+    reason: str = Field(default="", max_length=500)
+    force: bool = False
 
 
 def control_router(service: Service) -> APIRouter:
@@ -111,6 +119,13 @@ def _reads(service: Service) -> APIRouter:
     def releases() -> dict[str, Any]:
         return views.releases(service.database)
 
+    @router.get("/releases/{version}")
+    def release(version: int) -> dict[str, Any]:
+        try:
+            return views.release(service.database, service.settings.releases.folder, version)
+        except ReleaseError as error:
+            raise HTTPException(404, str(error)) from error
+
     @router.get("/events")
     def events(limit: Limit = 50, kind: str | None = None) -> dict[str, Any]:
         return views.events(service.database, limit=limit, kind=kind)
@@ -160,6 +175,11 @@ def _writes(service: Service) -> APIRouter:
     def rollback(body: RollbackBody | None = None) -> dict[str, int]:
         wanted = body or RollbackBody()
         return {"live": service.rollback(wanted.to, wanted.reason)}
+
+    @router.post("/releases/{version}/publish")
+    def publish(version: int, body: PublishBody | None = None) -> dict[str, int]:
+        wanted = body or PublishBody()
+        return {"live": service.publish(version, wanted.reason, force=wanted.force)}
 
     @router.delete("/traces/{request_id}")
     def forget(request_id: str) -> dict[str, Any]:

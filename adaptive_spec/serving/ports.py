@@ -140,5 +140,8 @@ class Service(Protocol):
     def rollback(self, to: int | None, reason: str) -> int:
         """Put an earlier release live and return its version."""
 
+    def publish(self, version: int, reason: str, *, force: bool = False) -> int:
+        """Put the named release live and return its version; raises ReleaseError when it may not."""
+
     def forget(self, request_id: str) -> Forgotten:
         """Delete what is stored of a request's text."""

@@ -21,6 +21,7 @@ from adaptive_spec.records import runs as run_records
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.retention import Forgotten, forget_request
 from adaptive_spec.records.traces import TraceStore
+from adaptive_spec.releases.registry import put_live
 from adaptive_spec.serving.app import create_app
 from adaptive_spec.settings import Settings, load_settings
 
@@ -155,6 +156,10 @@ class Service:
             raise ReleaseError("There is no release 99. `adaptive-spec releases` lists them.")
         self.engine.release = replace(self.engine.release, version=to or 0)
         return self.engine.release.version
+
+    def publish(self, version: int, reason: str, *, force: bool = False) -> int:
+        put_live(self.database, self.settings.releases.folder, version, reason, force=force)
+        return version
 
     def forget(self, request_id: str) -> Forgotten:
         records = self.settings.records
