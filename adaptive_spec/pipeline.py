@@ -114,7 +114,8 @@ class Pipeline:
             version = next_version(self.database, self.store.folder)
             candidate = _Candidate(version, work, calibrations, live)
             self._tell(run_id, "rehearse")
-            report = self._judged(judgement, live).with_checks(self._rehearsed(run_id, candidate))
+            checks = [*self._rehearsed(run_id, candidate), self._of_the_live(candidate)]
+            report = self._judged(judgement, live).with_checks(checks)
             self._tell(run_id, "publish")
             self._write(candidate, report)
             if not report.passed:
@@ -220,9 +221,9 @@ class Pipeline:
         settings_file.touch(mode=0o600)  # a database URL may hold a password
         settings_file.write_text(self.settings.model_copy(update={"learning": learning}).model_dump_json())
         live_release(self.database, self.store)  # fetches it for the child, if it was made elsewhere
-        status = self._run_child(
-            run_id, work, "adaptive_spec.learning.run", "--run-id", str(run_id), "--out", str(work)
-        )
+        arguments = ("--run-id", str(run_id), "--out", str(work))
+        status, serving = self._run_child(run_id, work, "adaptive_spec.learning.run", *arguments)
+        update_run(self.database, run_id, report={"serving": serving})
         if status == 0:
             return
         self._end_if_cancelled(run_id, work)
@@ -236,8 +237,8 @@ class Pipeline:
         update_run(self.database, run_id, state="failed", error=reason)
         raise RunError(f"Run {run_id} failed: {reason}")
 
-    def _run_child(self, run_id: int, work: Path, module: str, *arguments: str) -> int:
-        """Run one of our modules to its end in a process of its own, which rests for serving; return its status."""
+    def _run_child(self, run_id: int, work: Path, module: str, *arguments: str) -> tuple[int, dict[str, Any]]:
+        """Run one of our modules to its end in a process of its own; return its status, and what it cost serving."""
         environment = {**os.environ, **_KEEP_FREED_MEMORY, "TOKENIZERS_PARALLELISM": "false"}
         environment["OMP_NUM_THREADS"] = str(self.settings.learning.threads)
         with open(work / "log", "wb") as log:
@@ -252,9 +253,7 @@ class Pipeline:
             status = self._child.wait()
         self._child = None
         update_run(self.database, run_id, pid=os.getpid())
-        if module.startswith("adaptive_spec.learning"):
-            update_run(self.database, run_id, report={"serving": asdict(serving)})
-        return status
+        return status, asdict(serving)
 
     def _end_if_cancelled(self, run_id: int, work: Path) -> None:
         if self._cancelled:
@@ -281,13 +280,24 @@ class Pipeline:
         except ReleaseError as error:
             return [Check(INTEGRITY, False, str(error))]
         arguments = ("--bundle", str(bundle), "--out", str(told))
-        status = self._run_child(run_id, candidate.work, "adaptive_spec.rehearsal", *arguments)
+        status, _ = self._run_child(run_id, candidate.work, "adaptive_spec.rehearsal", *arguments)
         self._end_if_cancelled(run_id, candidate.work)
         shutil.rmtree(trial, ignore_errors=True)
         if status == 0:
             return [Check(**values) for values in json.loads(told.read_text(encoding="utf-8"))]
         tail = (candidate.work / "log").read_text(errors="replace").strip().splitlines()[-1:] or ["no output"]
         return [Check(INTEGRITY, False, f"its process ended with status {status}: {tail[0]}")]
+
+    def _of_the_live(self, candidate: "_Candidate") -> Check:
+        """Whether what is live drafts as the release that training began with: else it was judged beside another."""
+        began = int(candidate.described["provenance"]["parent"])
+        live = candidate.live.version
+        figures = {"parent": began, "live": live}
+        if began in same_draft(self.database, live):
+            return Check("parent", True, f"release {live}, which is live, drafts as release {began} did", figures)
+        return Check(
+            "parent", False, f"it was judged beside release {began}, and {live} is live now. Retrain.", figures
+        )
 
     def _write(self, candidate: "_Candidate", report: GateReport) -> None:
         """Write the bundle with the gate's report, here and in the store, unless there is no sound one."""
@@ -297,7 +307,7 @@ class Pipeline:
         self.store.push(bundle_name(candidate.version))
 
     def _write_bundle(self, root: Path, candidate: "_Candidate", report: Mapping[str, Any]) -> Path:
-        described = json.loads((candidate.work / REPORT_NAME).read_text())
+        described = candidate.described
         return write_bundle(
             root,
             candidate.version,
@@ -337,6 +347,12 @@ class _Candidate:
     work: Path
     calibrations: Mapping[str, DomainCalibration]
     live: Release
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What the training process says of it."""
+        found: dict[str, Any] = json.loads((self.work / REPORT_NAME).read_text(encoding="utf-8"))
+        return found
 
 
 def _advice(work: Path) -> str:

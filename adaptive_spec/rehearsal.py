@@ -20,7 +20,7 @@ import torch
 from adaptive_spec.bench.lossless import answer_logits
 from adaptive_spec.core import Release, Request, SamplingParams, Trace
 from adaptive_spec.decoding.engine import Engine
-from adaptive_spec.errors import ReleaseError
+from adaptive_spec.errors import AdaptiveSpecError, ReleaseError
 from adaptive_spec.models.loading import ModelPair, load_pair
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.traces import TraceStore
@@ -33,6 +33,7 @@ GOLDEN = "golden"
 _ANSWER_TOKENS = 32
 _PROMPT_TOKENS = 256  # of the beginning of a held-out prompt
 _CHAIN_LENGTH = 3
+_DEADLINE_SECONDS = 600.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -72,11 +73,16 @@ def rehearse(
     """Read the bundle as a decoder does; if it is sound, answer the prompts with it."""
     try:
         release = read_bundle(bundle, draft=pair.draft, hashes=pair.hashes)
-        answers = _answers(pair, release, prompts, settings) if prompts else []
     except ReleaseError as error:
         return [Check(INTEGRITY, False, str(error))]
     sound = Check(INTEGRITY, True, "files, models, tokenizer, shapes, values and vocabulary are as they must be")
-    return [sound, golden(pair, [prompt for _, prompt in prompts], answers)] if prompts else [sound]
+    if not prompts:
+        return [sound]
+    try:
+        answers = _answers(pair, release, prompts, settings)
+    except AdaptiveSpecError as error:
+        return [sound, Check(GOLDEN, False, f"the prompts could not be answered: {error}")]
+    return [sound, golden(pair, [prompt for _, prompt in prompts], answers)]
 
 
 @torch.inference_mode()
@@ -117,7 +123,8 @@ def _answers(
         for domain, folder in {**release.domain_adapters, **({"": release.adapter} if release.adapter else {})}.items()
     }
     shared = deltas.pop("", {})
-    engine = Engine(pair, settings.decoder.model_copy(update={"slots": len(prompts)}))
+    given = {"slots": len(prompts), "request_timeout_seconds": _DEADLINE_SECONDS, "answer_cache_tokens": 0}
+    engine = Engine(pair, settings.decoder.model_copy(update=given))
     engine.start()
     try:
         engine.swap(release, shared, deltas, release.vocabulary).result()

@@ -119,6 +119,7 @@ def test_the_loop_closes(service: Service) -> None:
     assert [check["name"] for check in run.report["checks"]] == [
         "integrity",
         "golden",
+        "parent",
         "goodput",
         "domains",
         "calibration",
