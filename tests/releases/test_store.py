@@ -26,7 +26,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
     elif request.param == "file":
         yield f"file://{tmp_path / 'shared'}"
     else:
-        pytest.importorskip("s3fs", reason="the extra s3 is not installed")
+        s3 = pytest.importorskip("s3fs", reason="the extra s3 is not installed").S3FileSystem
         moto = pytest.importorskip("moto.server", reason="moto is not installed")
         server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
         server.start()
@@ -34,8 +34,11 @@ def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
         given = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1"}
         for name, value in (given | {"AWS_ENDPOINT_URL": f"http://{host}:{port}"}).items():
             monkeypatch.setenv(name, value)
-        fsspec.filesystem("s3", skip_instance_cache=True).mkdir("bucket")
-        yield f"s3://bucket/{uuid.uuid4().hex}"
+        s3.clear_instance_cache()  # they hold on to the server of an earlier test
+        bucket = f"bucket-{uuid.uuid4().hex}"
+        fsspec.filesystem("s3").mkdir(bucket)
+        yield f"s3://{bucket}/releases"
+        s3.clear_instance_cache()
         server.stop()
 
 
