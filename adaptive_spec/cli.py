@@ -34,6 +34,17 @@ if TYPE_CHECKING:
     from adaptive_spec.settings import Settings
 
 T = TypeVar("T")
+CHECKS = ("name", "passed", "reason")
+GATE_FIGURES = (
+    "domain",
+    "num_requests",
+    "goodput_before",
+    "goodput",
+    "goodput_low",
+    "goodput_high",
+    "acceptance_length_before",
+    "acceptance_length",
+)
 RUN_EXIT_CODES = {"passed": 0, "refused": 3, "failed": 1, "cancelled": 1}
 
 
@@ -66,6 +77,7 @@ app.add_typer(config_app, name="config")
 app.add_typer(db_app, name="db")
 app.add_typer(traces_app, name="traces")
 app.add_typer(models_app, name="models")
+app.add_typer(releases_app, name="releases")
 
 Url = Annotated[
     str | None,
@@ -81,6 +93,7 @@ Traces = Annotated[
     str | None,
     typer.Option("--traces", help="Database URL, SQLite file, or folder with one; without it, the settings'."),
 ]
+Version = Annotated[int, typer.Argument(min=0, help="The release.")]
 Limit = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="At most so many, the latest.")]
 NumTokens = Annotated[int | None, typer.Option("--num-tokens", min=1, help="Tokens the target writes to heal on.")]
 Steps = Annotated[int | None, typer.Option("--steps", min=1, help="Training steps.")]
@@ -282,6 +295,7 @@ def releases(ctx: typer.Context, url: Url = None, json_: Json = False) -> None:
     """All releases and which is live."""
     if ctx.invoked_subcommand is not None:
         return
+    from adaptive_spec.releases.report import verdict
 
     def direct(database: "Database") -> dict[str, Any]:
         from adaptive_spec.serving import views
@@ -289,7 +303,8 @@ def releases(ctx: typer.Context, url: Url = None, json_: Json = False) -> None:
         return views.releases(database)
 
     found = _ask(url, "/api/releases", {}, direct)
-    _show(found, found["releases"], ("version", "state", "parent", "created_at", "folder"), json_)
+    rows = [{**row, "gate": verdict(row.get("report") or {})} for row in found["releases"]]
+    _show(found, rows, ("version", "state", "gate", "parent", "created_at", "folder"), json_)
     if not json_:
         typer.echo(f"Live: release {found['live']}")
 
@@ -342,6 +357,49 @@ def releases_canary(
         from adaptive_spec.serving.canaries import told
 
         typer.echo(told(found["running"]))
+
+
+@releases_app.command("show")
+def releases_show(version: Version, url: Url = None, json_: Json = False) -> None:
+    """What the gate asked of a release and what it found, check by check and domain by domain."""
+    found = _release(url, version)
+    gate = found["gate"]
+    _show(found, [{**c, "passed": "yes" if c["passed"] else "NO"} for c in gate.get("checks", [])], CHECKS, json_)
+    if json_:
+        return
+    if gate.get("domains"):
+        _show(found, gate["domains"], GATE_FIGURES, False)
+    if override := gate.get("override"):
+        typer.echo(f"Forced at {override['at']} over {', '.join(override['checks'])}: {override['reason']}")
+    typer.echo(f"Release {version} is {found['state']}. {found.get('unreadable') or ''}".rstrip())
+
+
+@releases_app.command("diff")
+def releases_diff(first: Version, second: Version, url: Url = None, json_: Json = False) -> None:
+    """What differs between two releases: thresholds, provenance, and what the gate said."""
+    from adaptive_spec.releases.difference import differences
+
+    found = [asdict(row) for row in differences(_release(url, first), _release(url, second))]
+    rows = [
+        {"field": f"{row['part']}: {row['path']}", str(first): row["before"], str(second): row["after"]}
+        for row in found
+    ]
+    _show({"differences": found}, rows, None, json_)
+
+
+@releases_app.command("publish")
+def releases_publish(
+    version: Version,
+    force: Annotated[bool, typer.Option("--force", help="Also over the gate's refusal; needs --reason.")] = False,
+    reason: Annotated[str, typer.Option(help="What is recorded as the reason.")] = "",
+    url: Url = None,
+    token: Token = "",
+    json_: Json = False,
+) -> None:
+    """Put this release live: one that passed or served before, or a refused one by force."""
+    body = {"force": force, "reason": reason}
+    found = Client(url or DEFAULT_URL, token).post(f"/api/releases/{version}/publish", body)
+    _say(found, f"Release {found['live']} is live.", json_)
 
 
 @app.command()
@@ -1294,6 +1352,16 @@ def _ask(
     # A named service may be slow; the guessed one is on this machine.
     client = Client(url or DEFAULT_URL, timeout_seconds=60 if url else 10)
     return _tell(url, lambda: client.get(path, **query), direct)
+
+
+def _release(url: str | None, version: int) -> dict[str, Any]:
+    def direct(database: "Database") -> dict[str, Any]:
+        from adaptive_spec.serving import views
+        from adaptive_spec.settings import load_settings
+
+        return views.release(database, load_settings().releases.folder, version)
+
+    return _ask(url, f"/api/releases/{version}", {}, direct)
 
 
 def _tell(

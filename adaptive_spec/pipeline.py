@@ -1,4 +1,4 @@
-"""retrain(): traces -> distil -> calibrate -> gate -> publish, on one screen.
+"""retrain(): traces -> distil -> calibrate -> rehearse -> gate -> publish, on one screen.
 
 Distilling and scoring happen in a child process of lower priority; the parent judges and publishes.  Killing either
 leaves a failed run, no release, and a folder ``runs/N`` beside the releases with which the run can go on.
@@ -11,20 +11,22 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from adaptive_spec.calibration.calibrate import KEPT, DomainCalibration, alike, calibrate
 from adaptive_spec.calibration.cost import CostModel
 from adaptive_spec.calibration.rules import with_rules
-from adaptive_spec.core import POOLED, Release
-from adaptive_spec.errors import GateRefused, RunError, RunInterrupted
+from adaptive_spec.core import POOLED, Release, Thresholds
+from adaptive_spec.errors import GateRefused, ReleaseError, RunError, RunInterrupted
 from adaptive_spec.learning.checkpoint import CHECKPOINT_NAME
+from adaptive_spec.learning.goodput import serve, without_fold
 from adaptive_spec.learning.heat import COLD_START, HeatFit
-from adaptive_spec.learning.judge import read_judgement
+from adaptive_spec.learning.judge import Judgement, read_judgement
 from adaptive_spec.learning.memory import KEEP_FREED_MEMORY
 from adaptive_spec.learning.own import ADAPTER_NAME
 from adaptive_spec.learning.run import PAUSE_NAME, REPORT_NAME
@@ -33,7 +35,7 @@ from adaptive_spec.records.calibrations import add_calibration
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.evidence import RecordedChains, recorded_chains
 from adaptive_spec.records.observations import Observations, ngram_acceptance, observations
-from adaptive_spec.records.releases import next_version, same_draft
+from adaptive_spec.records.releases import same_draft
 from adaptive_spec.records.runs import (
     ACTIVE,
     RunRecord,
@@ -44,12 +46,15 @@ from adaptive_spec.records.runs import (
     reopen_run,
     update_run,
 )
-from adaptive_spec.releases.bundle import write_bundle
-from adaptive_spec.releases.gate import GateReport, gate
-from adaptive_spec.releases.registry import live_release, publish, refuse
+from adaptive_spec.releases.bundle import bundle_name, write_bundle
+from adaptive_spec.releases.gate import gate
+from adaptive_spec.releases.registry import live_release, next_version, publish, refuse
+from adaptive_spec.releases.report import INTEGRITY, Check, GateReport
+from adaptive_spec.releases.store import BundleStore
 from adaptive_spec.settings import LearningSettings, Settings
 
 RUNS_NAME = "runs"  # below the folder of releases
+_SETTINGS_NAME = "settings.json"
 
 
 class Pipeline:
@@ -68,6 +73,7 @@ class Pipeline:
         self.settings = settings
         self.cost = cost
         self.hashes = dict(hashes)
+        self.store = BundleStore(settings.releases.folder, settings.releases.store)
         self._child: subprocess.Popen[bytes] | None = None
         self._cancelled: str | None = None  # why the child was told to end
 
@@ -127,19 +133,24 @@ class Pipeline:
         """
         work = self._runs / str(run_id)
         work.mkdir(mode=0o700, parents=True, exist_ok=True)
-        over = True
+        over, self._cancelled = True, None
         try:
             self._train(run_id, work)
             self._tell(run_id, "gate")
             judgement = read_judgement(work)
-            live = live_release(self.database, self.settings.releases.folder)
-            report = gate(judgement.before, judgement.after, self.settings.releases.max_domain_loss_share)
-            version = next_version(self.database)
-            if not report.passed:
-                self._refuse(run_id, version, live, report)
+            live = live_release(self.database, self.store)
             calibrations = with_heats(self._calibrated(judgement.observations, live, {}), judgement.heats)
+            version = next_version(self.database, self.store.folder)
+            candidate = _Candidate(version, work, calibrations, live)
+            self._tell(run_id, "rehearse")
+            checks = [*self._rehearsed(run_id, candidate), self._of_the_live(candidate)]
+            report = self._judged(judgement, live).with_checks(checks)
             self._tell(run_id, "publish")
-            release = self._publish(version, work, calibrations, report)
+            self._write(candidate, report)
+            if not report.passed:
+                self._refuse(run_id, candidate, report)
+            release = self._publish(version, report.to_dict())
+            self._record(calibrations, version)
             update_run(self.database, run_id, state="passed", release=version, report=report.to_dict())
             return release
         except GateRefused:
@@ -180,9 +191,9 @@ class Pipeline:
         if not learned or all(alike(thresholds[name], live.for_domain(name)) for name in thresholds):
             self._record(fitted, live.version)
             return fitted, live.version
-        version = next_version(self.database)
+        version = next_version(self.database, self.store.folder)
         write_bundle(
-            self.settings.releases.folder,
+            self.store.folder,
             version,
             adapter=Path(live.adapter) if live.adapter else None,
             thresholds=thresholds,
@@ -195,23 +206,15 @@ class Pipeline:
             vocabulary=live.vocabulary,
             domain_adapters=_folders(live),
         )
-        settings = self.settings.releases
-        publish(
-            self.database,
-            settings.folder,
-            version,
-            {"kind": "calibration"},
-            reason="calibrated",
-            canary_share=settings.canary_share,
-        )
+        self.store.push(bundle_name(version))
+        self._publish(version, {"kind": "calibration"}, reason="calibrated")
         self._record(fitted, version)
         return fitted, version
 
     def cancel(self, reason: str = "The service stopped.") -> None:
-        """End the training process, if there is one."""
-        child = self._child
-        if child is not None:
-            self._cancelled = reason
+        """End the run under way, if there is one, with its process."""
+        self._cancelled = reason
+        if (child := self._child) is not None:
             child.send_signal(signal.SIGTERM)  # nothing happens to one that has ended
 
     def _calibrated(
@@ -238,43 +241,23 @@ class Pipeline:
 
     @property
     def _runs(self) -> Path:
-        return self.settings.releases.folder / RUNS_NAME
+        return self.store.folder / RUNS_NAME
 
     def _train(self, run_id: int, work: Path) -> None:
         """Run the child to its end, under the learning settings that the run began with."""
         learning = LearningSettings.model_validate(get_run(self.database, run_id).settings)
         (work / PAUSE_NAME).unlink(missing_ok=True)
-        settings_file = work / "settings.json"
+        settings_file = work / _SETTINGS_NAME
         settings_file.touch(mode=0o600)  # a database URL may hold a password
         settings_file.write_text(self.settings.model_copy(update={"learning": learning}).model_dump_json())
-        command = [sys.executable, "-m", "adaptive_spec.learning.run", "--run-id", str(run_id)]
-        environment = {**os.environ, **KEEP_FREED_MEMORY, "TOKENIZERS_PARALLELISM": "false"}
-        environment["OMP_NUM_THREADS"] = str(self.settings.learning.threads)
-        self._cancelled = None
-        with open(work / "log", "wb") as log:
-            child = self._child = subprocess.Popen(
-                [*command, "--settings", str(settings_file), "--out", str(work)],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment,
-            )
-        try:
-            update_run(self.database, run_id, pid=child.pid)
-            serving = self.yielding.follow(partial(_ended, child), partial(_pause, work / PAUSE_NAME))
-            status = child.wait()
-            update_run(self.database, run_id, report={"serving": asdict(serving)})
-        finally:
-            child.kill()  # the database was away: nobody would follow it any more
-            child.wait()
-            self._child = None
+        live_release(self.database, self.store)  # fetches it for the child, if it was made elsewhere
+        arguments = ("--run-id", str(run_id), "--out", str(work))
+        status, serving = self._run_child(run_id, work, "adaptive_spec.learning.run", *arguments)
+        update_run(self.database, run_id, report={"serving": serving})
         if status == 0:
-            update_run(self.database, run_id, pid=os.getpid())
             return
-        saved = (work / CHECKPOINT_NAME).exists()
-        advice = "`adaptive-spec retrain --resume` goes on from its checkpoint." if saved else "Start a new run."
-        if reason := self._cancelled:
-            update_run(self.database, run_id, state="cancelled", error=f"{reason} {advice}")
-            raise RunInterrupted(f"Run {run_id} was cancelled. {advice}")
+        self._end_if_cancelled(run_id, work)
+        advice = _advice(work)
         if status < 0:
             update_run(self.database, run_id, state="failed", error=f"Killed by signal {-status}. {advice}")
             raise RunInterrupted(f"Run {run_id} was killed by signal {-status}. {advice}")
@@ -284,39 +267,110 @@ class Pipeline:
         update_run(self.database, run_id, state="failed", error=reason)
         raise RunError(f"Run {run_id} failed: {reason}")
 
-    def _refuse(self, run_id: int, version: int, live: Release, report: GateReport) -> None:
-        refuse(self.database, version, live.version, report.to_dict())
-        update_run(self.database, run_id, state="refused", release=version, report=report.to_dict())
-        raise GateRefused(f"Release {version} was refused: {'; '.join(report.reasons)}")
+    def _run_child(self, run_id: int, work: Path, module: str, *arguments: str) -> tuple[int, dict[str, Any]]:
+        """Run one of our modules to its end in a process of its own; return its status, and what it cost serving."""
+        environment = {**os.environ, **KEEP_FREED_MEMORY, "TOKENIZERS_PARALLELISM": "false"}
+        environment["OMP_NUM_THREADS"] = str(self.settings.learning.threads)
+        with open(work / "log", "wb") as log:
+            child = self._child = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments, "--settings", str(work / _SETTINGS_NAME)],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+            )
+        try:
+            update_run(self.database, run_id, pid=child.pid)
+            serving = self.yielding.follow(partial(_ended, child), partial(_pause, work / PAUSE_NAME))
+            status = child.wait()
+            update_run(self.database, run_id, pid=os.getpid())
+        finally:
+            child.kill()  # the database was away: nobody would follow it any more
+            child.wait()
+            self._child = None
+        return status, asdict(serving)
 
-    def _publish(
-        self,
-        version: int,
-        work: Path,
-        calibrations: Mapping[str, DomainCalibration],
-        report: GateReport,
-    ) -> Release:
-        described = json.loads((work / REPORT_NAME).read_text())
-        folder = self.settings.releases.folder
-        thresholds = {name: calibration.thresholds for name, calibration in calibrations.items()}
-        write_bundle(
-            folder,
-            version,
-            adapter=work / ADAPTER_NAME,
-            thresholds=thresholds,
+    def _end_if_cancelled(self, run_id: int, work: Path) -> None:
+        if reason := self._cancelled:
+            update_run(self.database, run_id, state="cancelled", error=f"{reason} {_advice(work)}")
+            raise RunInterrupted(f"Run {run_id} was cancelled. {_advice(work)}")
+
+    def _judged(self, judgement: Judgement, live: Release) -> GateReport:
+        """The gate's checks on held-out requests; each is judged by thresholds that others taught."""
+
+        def learnt(fold: int) -> Mapping[str, Thresholds]:
+            seen = without_fold(judgement.observations, fold)
+            return {name: found.thresholds for name, found in self._calibrated(seen, live, {}).items()}
+
+        cost, decoder = self.cost.step, self.settings.decoder
+        before = serve(judgement.before, lambda fold: live.thresholds, cost, decoder)
+        after = serve(judgement.after, learnt, cost, decoder)
+        return gate(before, after, self.settings.releases.max_domain_loss_share)
+
+    def _rehearsed(self, run_id: int, candidate: "_Candidate") -> list[Check]:
+        """The checks of a trial bundle that stays in the run's folder."""
+        told, trial = candidate.work / "rehearsal.json", candidate.work / "trial"
+        try:
+            bundle = self._write_bundle(trial, candidate, {})
+        except ReleaseError as error:
+            return [Check(INTEGRITY, False, str(error))]
+        self._end_if_cancelled(run_id, candidate.work)
+        arguments = ("--bundle", str(bundle), "--out", str(told))
+        status, _ = self._run_child(run_id, candidate.work, "adaptive_spec.rehearsal", *arguments)
+        self._end_if_cancelled(run_id, candidate.work)
+        shutil.rmtree(trial, ignore_errors=True)
+        if status == 0:
+            return [Check(**values) for values in json.loads(told.read_text(encoding="utf-8"))]
+        tail = (candidate.work / "log").read_text(errors="replace").strip().splitlines()[-1:] or ["no output"]
+        return [Check(INTEGRITY, False, f"its process ended with status {status}: {tail[0]}")]
+
+    def _of_the_live(self, candidate: "_Candidate") -> Check:
+        """Whether what is live drafts as the release that training began with: else it was judged beside another."""
+        began = int(candidate.described["provenance"]["parent"])
+        live = candidate.live.version
+        figures = {"parent": began, "live": live}
+        if began in same_draft(self.database, live):
+            return Check("parent", True, f"release {live}, which is live, drafts as release {began} did", figures)
+        return Check(
+            "parent", False, f"it was judged beside release {began}, and {live} is live now. Retrain.", figures
+        )
+
+    def _write(self, candidate: "_Candidate", report: GateReport) -> None:
+        """Write the bundle with the gate's report, here and in the store, unless there is no sound one."""
+        if any(check.name == INTEGRITY and not check.passed for check in report.checks):
+            return
+        self._write_bundle(self.store.folder, candidate, report.to_dict())
+        self.store.push(bundle_name(candidate.version))
+
+    def _write_bundle(self, root: Path, candidate: "_Candidate", report: Mapping[str, Any]) -> Path:
+        described = candidate.described
+        return write_bundle(
+            root,
+            candidate.version,
+            adapter=candidate.work / ADAPTER_NAME,
+            thresholds={name: found.thresholds for name, found in candidate.calibrations.items()},
             provenance={
                 **described["provenance"],
                 "distil": described["distil"],
                 "cost": asdict(self.cost.step),
-                "gate": report.to_dict(),
+                "gate": report,
             },
             vocabulary=described["vocabulary"],
             domain_adapters={domain: Path(adapter) for domain, adapter in described["domain_adapters"].items()},
         )
+
+    def _publish(self, version: int, report: dict[str, Any], reason: str = "published") -> Release:
+        """Make it live, or put it on trial first where the setting says so."""
         share = self.settings.releases.canary_share
-        release = publish(self.database, folder, version, report.to_dict(), hashes=self.hashes, canary_share=share)
-        self._record(calibrations, version)
-        return release
+        root = self.store.folder
+        return publish(self.database, root, version, report, reason=reason, hashes=self.hashes, canary_share=share)
+
+    def _refuse(self, run_id: int, candidate: "_Candidate", report: GateReport) -> None:
+        """Record the refusal.  What was written of the bundle stays, should a person want it nonetheless."""
+        version, name = candidate.version, bundle_name(candidate.version)
+        folder = name if (self.store.folder / name).exists() else None
+        refuse(self.database, version, candidate.live.version, report.to_dict(), folder)
+        update_run(self.database, run_id, state="refused", release=version, report=report.to_dict())
+        raise GateRefused(f"Release {version} was refused: {'; '.join(report.reasons)}")
 
     def _record(self, calibrations: Mapping[str, DomainCalibration], version: int) -> None:
         for name, calibration in calibrations.items():
@@ -324,6 +378,27 @@ class Pipeline:
 
     def _tell(self, run_id: int, phase: str) -> None:
         update_run(self.database, run_id, progress={"phase": phase})
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """What a run has made, and the release that is live beside it."""
+
+    version: int
+    work: Path
+    calibrations: Mapping[str, DomainCalibration]
+    live: Release
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What the training process says of it."""
+        found: dict[str, Any] = json.loads((self.work / REPORT_NAME).read_text(encoding="utf-8"))
+        return found
+
+
+def _advice(work: Path) -> str:
+    saved = (work / CHECKPOINT_NAME).exists()
+    return "`adaptive-spec retrain --resume` goes on from its checkpoint." if saved else "Start a new run."
 
 
 def _ended(child: "subprocess.Popen[bytes]", seconds: float) -> bool:

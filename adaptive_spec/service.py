@@ -72,7 +72,7 @@ from adaptive_spec.records.runs import (
 from adaptive_spec.records.traces import TraceStore
 from adaptive_spec.records.writer import Writer
 from adaptive_spec.releases.adapter import load_release
-from adaptive_spec.releases.registry import rollback, stored_release
+from adaptive_spec.releases.registry import put_live, rollback, stored_release
 from adaptive_spec.scheduler import Scheduler
 from adaptive_spec.settings import ServerSettings, Settings
 from adaptive_spec.version import package_version
@@ -300,8 +300,8 @@ class Service:
 
     def rollback(self, to: int | None, reason: str) -> int:
         """Put an earlier release live again, here and now; return its version."""
-        root = self.settings.releases.folder
-        version = rollback(self.database, root, to, reason, draft=self.draft, hashes=self.hashes)
+        store = self.pipeline.store
+        version = rollback(self.database, store, to, reason, draft=self.draft, hashes=self.hashes)
         self.writer.event("rollback", {"to": version, "reason": reason}, release=version)
         self._failed_versions.discard(version)
         self._follow_live()
@@ -319,6 +319,18 @@ class Service:
         end_canary(self.database, canary.id, PROMOTED if promote else ABORTED, reason, {})
         self._follow_live()
         return self.engine.release.version
+
+    def publish(self, version: int, reason: str, *, force: bool = False) -> int:
+        """Put a release live that a person named, here and now; ``force``: also over the gate's refusal.
+
+        Raises:
+            ReleaseError: as ``releases.registry.put_live``.
+        """
+        store = self.pipeline.store
+        put_live(self.database, store, version, reason, force=force, draft=self.draft, hashes=self.hashes)
+        self._failed_versions.discard(version)
+        self._follow_live()
+        return version
 
     def forget(self, request_id: str) -> Forgotten:
         """Delete what is stored of a request's text: its traces and its measured chains."""
@@ -532,7 +544,7 @@ class Service:
 
     def _loaded(self, version: int) -> LoadedRelease:
         """A release, its bundle checked; with its updates where something is decoded."""
-        release = stored_release(self.database, self.settings.releases.folder, version, hashes=self.hashes)
+        release = stored_release(self.database, self.pipeline.store, version, hashes=self.hashes)
         return load_release(release, self.draft) if self.decodes else LoadedRelease(release)
 
     def _known_cost(self) -> CostModel | None:

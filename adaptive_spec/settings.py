@@ -208,7 +208,9 @@ class ReleaseSettings(_Section):
     """Bundles and the gate."""
 
     folder: Path = Field(default_factory=lambda: data_dir() / "releases")
+    store: str = ""  # URL that machines share, opened by fsspec; empty: the folder is all there is
     max_domain_loss_share: float = Field(default=0.01, ge=0)
+    golden_prompts: int = Field(default=4, ge=0)  # held-out ones that a candidate must answer as the target alone does
     poll_seconds: float = Field(default=1.0, gt=0)
     canary_share: float = Field(default=0.0, ge=0, lt=1)  # of requests, for a release on trial; 0: live at once
     canary_margin_share: float = Field(default=0.05, gt=0, lt=1)  # a loss that a promotion may overlook

@@ -24,7 +24,9 @@ from adaptive_spec.records import runs as run_records
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.decoders import Sign, give_sign
 from adaptive_spec.records.traces import TraceStore
+from adaptive_spec.releases.bundle import write_bundle
 from adaptive_spec.releases.canary import Reading, Terms, judge
+from adaptive_spec.releases.report import Check, GateReport
 from adaptive_spec.settings import CalibrationSettings
 from tests.calibration.planted import chains, linear_cost, record
 from tests.records.rows import make_trace
@@ -141,6 +143,25 @@ def test_listings_read_the_database_when_nothing_answers(database: Database, com
     assert runner.invoke(cli.app, [command]).exit_code == 0
 
 
+def test_releases_are_shown_and_compared(database: Database, tmp_path: Path) -> None:
+    for version, share in ((1, 0.0), (2, 0.25)):
+        report = GateReport((Check("goodput", share > 0, f"gain {share:.0%}"),), ({"domain": "*", "goodput": 9.5},))
+        numbers = {"code": Thresholds(temperature=1.0 + share)}
+        write_bundle(tmp_path / "releases", version, adapter=None, thresholds=numbers, provenance={"seed": version})
+        release_records.add_release(database, version, f"release-{version:06d}", 0, report.to_dict(), "refused")
+    shown = runner.invoke(cli.app, ["releases", "show", "1"])
+    assert shown.exit_code == 0, shown.output
+    assert "gain 0%" in shown.stdout and "9.500" in shown.stdout and "Release 1 is refused." in shown.stdout
+    assert json.loads(runner.invoke(cli.app, ["releases", "show", "2", "--json"]).stdout)["gate"]["passed"] is True
+    assert "unknown" in runner.invoke(cli.app, ["releases", "show", "3"]).output
+    found = json.loads(runner.invoke(cli.app, ["releases", "diff", "1", "2", "--json"]).stdout)["differences"]
+    values = {row["path"]: (row["before"], row["after"]) for row in found}
+    assert values["code.temperature"] == (1.0, 1.25) and values["seed"] == (1, 2)
+    assert values["checks.goodput.passed"] == (False, True)
+    assert "thresholds: code.temperature" in runner.invoke(cli.app, ["releases", "diff", "1", "2"]).stdout
+    assert "refused: goodput" in runner.invoke(cli.app, ["releases"]).stdout
+
+
 def test_listings_show_what_is_recorded(database: Database) -> None:
     run_id = run_records.create_run(database, "[red]me", {})
     release_records.add_release(database, 1, None, None, {}, "candidate")
@@ -219,6 +240,14 @@ def test_a_trial_is_ended_by_order(server: Any) -> None:
     assert result.stdout == "Release 1 is live.\n"
     assert server.calls[-1][:3] == ("POST", "/api/canary", {"action": "promote", "reason": "sure"})
     assert runner.invoke(cli.app, ["releases", "canary", "--promote", "--abort"]).exit_code == 2
+
+
+def test_publishing_over_a_refusal(server: Any) -> None:
+    server.answers["POST", "/api/releases/3/publish"] = (200, {"live": 3})
+    asked = ["releases", "publish", "3", "--force", "--reason", "known", "--token", "t"]
+    result = runner.invoke(cli.app, asked)
+    assert result.stdout == "Release 3 is live.\n", result.output
+    assert server.calls == [("POST", "/api/releases/3/publish", {"force": True, "reason": "known"}, "Bearer t")]
 
 
 @pytest.fixture

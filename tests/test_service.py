@@ -19,10 +19,12 @@ from adaptive_spec.core import Request, SamplingParams
 from adaptive_spec.errors import ReleaseError, RunError
 from adaptive_spec.learning.yielding import Yielding
 from adaptive_spec.records.events import EventRecord, list_events
-from adaptive_spec.records.releases import add_release, set_live
+from adaptive_spec.records.releases import add_release, get_release, set_live
 from adaptive_spec.records.runs import get_run, list_runs
 from adaptive_spec.records.statistics import domain_statistics
 from adaptive_spec.releases.bundle import bundle_name, write_bundle
+from adaptive_spec.releases.registry import refuse
+from adaptive_spec.releases.report import Check, GateReport
 from adaptive_spec.service import Service
 from adaptive_spec.serving.app import create_app
 from adaptive_spec.settings import Settings, load_settings
@@ -47,6 +49,13 @@ def settings(tmp_path: Path) -> Settings:
             "schedule": {"retrain_hours": 0, "calibrate_hours": 0},
         }
     )
+
+
+@pytest.fixture(autouse=True)
+def open_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So little text teaches these drafts nothing for certain.  What the gate asks has tests of its own."""
+    passing = GateReport((Check("goodput", True, "not asked"),))
+    monkeypatch.setattr("adaptive_spec.pipeline.gate", lambda before, after, share: passing)
 
 
 @pytest.fixture
@@ -116,6 +125,12 @@ def test_the_loop_closes(service: Service) -> None:
     state = wait(service, run_id)
     run = get_run(service.database, run_id)
     assert state == "passed", (run.error, run.report)
+    assert [check["name"] for check in run.report["checks"]] == [
+        "integrity",
+        "golden",
+        "parent",
+        "goodput",
+    ]
     deadline = time.monotonic() + 10
     while service.engine.release.version != run.release and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -237,13 +252,32 @@ def test_a_damaged_release_is_refused_while_requests_run(service: Service, setti
     weights.write_bytes(weights.read_bytes()[:-100])
     with pytest.raises(ReleaseError):
         service.rollback(version, "try the damaged one")
-    set_live(service.database, version, "pointed to by another process that did not look")
+    set_live(service.database, version, "pointed to by a person who did not look", by_person=True)
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline and not _refused(service):
         time.sleep(0.1)
     assert serve(service, 5, "a") == before[:5]
     assert service.engine.release.version == 0
     assert _refused(service)
+
+
+def test_a_refused_release_is_forced_on_record(service: Service, settings: Settings, tmp_path: Path) -> None:
+    before = serve(service, 8, "a")
+    adapter = tmp_path / "adapter"
+    get_peft_model(copy.deepcopy(service.pair.draft), LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(
+        str(adapter)
+    )
+    provenance = {"parent": 0, "hashes": dict(service.pair.hashes)}
+    write_bundle(settings.releases.folder, 1, adapter=adapter, thresholds={}, provenance=provenance)
+    report = GateReport((Check("goodput", False, "no gain is certain"),)).to_dict()
+    refuse(service.database, 1, 0, report, bundle_name(1))
+    with pytest.raises(ReleaseError, match="no gain is certain"):
+        service.publish(1, "please")
+    assert service.engine.release.version == 0
+    assert service.publish(1, "to see it", force=True) == 1
+    assert service.engine.release.version == 1
+    assert serve(service, 8, "a") == before
+    assert get_release(service.database, 1).report["override"]["checks"] == ["goodput"]
 
 
 @pytest.mark.parametrize("damage", ["truncated", "misshapen", "nan"])

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from adaptive_spec.bench.corpora import DOMAINS, Prompt
-from adaptive_spec.releases.gate import GainInterval, TraceScore, paired_gain
+from adaptive_spec.releases.paired import GainInterval, TraceScore, paired_gain
 
 _SMOOTHED = 10  # requests
 

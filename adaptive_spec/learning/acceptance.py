@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from adaptive_spec.core import POOLED
 from adaptive_spec.learning.evaluate import JudgedTrace, replay
-from adaptive_spec.releases.gate import MIN_REQUESTS
+from adaptive_spec.releases.paired import MIN_REQUESTS
 
 Sums = NDArray[np.float64]  # [requests]
 Draws = NDArray[np.int64]  # [resamples, requests]: how often each request was drawn

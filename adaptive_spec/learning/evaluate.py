@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 from adaptive_spec.core import Trace
 from adaptive_spec.learning.batches import HEAD_ROWS, completion_length, head_logits, judged_hidden, make_batch, plan
 from adaptive_spec.learning.losses import bucketed_log_probs, overlap
-from adaptive_spec.releases.gate import TraceScore, paired_gain
+from adaptive_spec.records.screening import is_degenerate
+from adaptive_spec.releases.paired import TraceScore, paired_gain
 
 __all__ = ["JudgedTrace", "TraceScore", "acceptance_length", "judge", "paired_gain", "replay", "score", "score_of"]
 
@@ -76,6 +77,9 @@ def score_of(judged: JudgedTrace, chain_length: int = 4) -> TraceScore:
         torch.tensor(judged.agrees).float().mean().item(),
         judged.overlap.mean().item(),
         acceptance_length(judged.agrees, chain_length),
+        tuple(judged.agrees),
+        tuple(judged.confidence),
+        is_degenerate(judged.trace.tokens[judged.trace.prompt_tokens :]),
     )
 
 

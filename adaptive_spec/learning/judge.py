@@ -62,8 +62,8 @@ def read_judgement(folder: Path) -> Judgement:
     described = json.loads((folder / JUDGEMENT_NAME).read_text(encoding="utf-8"))
     kinds = {"position": np.int64, "request_index": np.int64, "accepted": np.bool_, "explored": np.bool_}
     return Judgement(
-        [TraceScore(**score) for score in described["before"]],
-        [TraceScore(**score) for score in described["after"]],
+        [_score(values) for values in described["before"]],
+        [_score(values) for values in described["after"]],
         {
             domain: Observations(
                 **{name: np.asarray(values, dtype=kinds.get(name, np.float64)) for name, values in columns.items()}
@@ -72,6 +72,10 @@ def read_judgement(folder: Path) -> Judgement:
         },
         {domain: HeatFit(**fit) for domain, fit in described["heats"].items()},
     )
+
+
+def _score(values: dict[str, Any]) -> TraceScore:
+    return TraceScore(**{**values, "agrees": tuple(values["agrees"]), "confidence": tuple(values["confidence"])})
 
 
 def _observations(rows: list[tuple[int, float, bool, int]]) -> Observations:

@@ -48,7 +48,7 @@ from adaptive_spec.records.database import Database
 from adaptive_spec.records.releases import same_draft
 from adaptive_spec.records.runs import RunGain, last_begun, learned_until, update_run
 from adaptive_spec.records.traces import TraceStore
-from adaptive_spec.releases.gate import MIN_REQUESTS
+from adaptive_spec.releases.paired import MIN_REQUESTS
 from adaptive_spec.releases.registry import live_release
 from adaptive_spec.settings import Settings
 

@@ -1,10 +1,11 @@
 """The rows of releases, and which of them is live.  Called by the registry, which owns the folders.
 
 A release goes live by changing one row in one transaction; a unique index lets at most one row be live.  Release 0
-is the untouched draft: it has no row and is live when no row is.
+is the untouched draft: it has no row and is live when no row is.  docs/releases.md draws the states and who may change
+them; ``set_live`` holds every process to it.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -19,15 +20,17 @@ from adaptive_spec.records.notify import notify
 from adaptive_spec.records.tables import CanaryRow, EventRow, ReleaseRow
 
 RELEASE_LIVE = "release_live"  # kind of event
+OVERRIDE = "override"  # in a release's report: who published it over which refusal
 STATES = (
     "candidate",
+    "refused",
     "canary",
     "live",
     "retired",
     "rolled_back",
-    "refused",
     "expired",
 )  # expired: its bundle is deleted
+_BY_ITSELF = ("candidate", "canary", "live", "retired")  # from these states a process may put it live unasked
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,26 +77,37 @@ def add_release(
         )
 
 
-def set_live(database: Database, version: int, reason: str) -> None:
+def set_live(
+    database: Database, version: int, reason: str, *, by_person: bool = False, over_refusal: Sequence[str] = ()
+) -> None:
     """Make a release live and record why.  The release it replaces is retired, or rolled back if it is newer.
 
+    Args:
+        by_person: somebody named this very version.  Without it, no release goes live that was rolled back, nor a new
+            one whose parent was: what it was made of has been found wanting meanwhile.
+        over_refusal: the checks of the gate that a person overrides with ``reason``; kept in the release's report.
+
     Raises:
-        ReleaseError: the release is unknown, was refused, or its bundle is deleted.
+        ReleaseError: the release is unknown, was refused, must not go live by itself, or its bundle is deleted.
     """
     with database.session_scope() as session:
-        make_live(session, version, reason)
+        make_live(session, version, reason, by_person=by_person, over_refusal=over_refusal)
 
 
-def make_live(session: Session, version: int, reason: str) -> None:
+def make_live(
+    session: Session, version: int, reason: str, *, by_person: bool = False, over_refusal: Sequence[str] = ()
+) -> None:
     """As ``set_live``, within a transaction of this room.  A canary, which was compared with the old one, ends."""
     row = session.get(ReleaseRow, version, with_for_update=True)
     if version != 0 and row is None:
         raise ReleaseError(f"Release {version} is unknown. `adaptive-spec releases` lists those that exist.")
-    if row is not None and row.state == "refused":
-        raise ReleaseError(f"Release {version} was refused by the gate and cannot go live. Choose another one.")
-    if row is not None and row.state == "expired":
-        raise ReleaseError(f"The bundle of release {version} was deleted (retention.releases). Choose another one.")
+    if row is not None:
+        _check_may_go_live(session, row, by_person, bool(over_refusal))
     before = _demote_live(session, version)
+    if row is not None and over_refusal:
+        override = {"reason": reason, "checks": list(over_refusal), "at": datetime.now(UTC).isoformat()}
+        row.report = {**row.report, OVERRIDE: override}
+        session.add(EventRow(**event_row("release_forced", override, None, version)))
     if row is not None:
         row.state = "live"
     _end_canary(session, version, reason)
@@ -111,10 +125,20 @@ def live_version(database: Database) -> int:
 def list_releases(database: Database) -> list[ReleaseRecord]:
     """Return every stored release, newest version first."""
     with database.session_scope(read_only=True) as session:
-        return [
-            ReleaseRecord(row.version, row.folder, row.parent, row.state, row.report, row.created_at)
-            for row in session.scalars(select(ReleaseRow).order_by(ReleaseRow.version.desc()))
-        ]
+        return [_record(row) for row in session.scalars(select(ReleaseRow).order_by(ReleaseRow.version.desc()))]
+
+
+def get_release(database: Database, version: int) -> ReleaseRecord:
+    """Return one stored release.
+
+    Raises:
+        ReleaseError: there is none of that version; 0 is never stored.
+    """
+    with database.session_scope(read_only=True) as session:
+        row = session.get(ReleaseRow, version)
+        if row is None:
+            raise ReleaseError(f"Release {version} is unknown. `adaptive-spec releases` lists those that exist.")
+        return _record(row)
 
 
 def same_draft(database: Database, version: int) -> frozenset[int]:
@@ -164,6 +188,27 @@ def _end_canary(session: Session, version: int, reason: str) -> None:
         tried.state = "rolled_back"
     detail = {"live": canary.live, "reason": canary.reason}
     session.add(EventRow(**event_row(f"canary_{canary.state}", detail, None, canary.release)))
+
+
+def _check_may_go_live(session: Session, row: ReleaseRow, by_person: bool, forced: bool) -> None:
+    if row.state == "expired":
+        raise ReleaseError(f"The bundle of release {row.version} was deleted (retention.releases). Choose another one.")
+    if row.state == "refused" and not (by_person and forced):
+        raise ReleaseError(f"Release {row.version} was refused by the gate and cannot go live. Choose another one.")
+    if by_person:
+        return
+    if row.state not in _BY_ITSELF:
+        raise ReleaseError(f"Release {row.version} was rolled back. Only a person puts it live again, by its number.")
+    parent = session.get(ReleaseRow, row.parent) if row.state == "candidate" and row.parent else None
+    if parent is not None and parent.state == "rolled_back":
+        raise ReleaseError(
+            f"Release {row.version} builds on release {parent.version}, which was rolled back meanwhile. Retrain, or "
+            "recalibrate, on what is live now."
+        )
+
+
+def _record(row: ReleaseRow) -> ReleaseRecord:
+    return ReleaseRecord(row.version, row.folder, row.parent, row.state, row.report, row.created_at)
 
 
 def _demote_live(session: Session, version: int) -> int:

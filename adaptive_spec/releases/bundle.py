@@ -26,7 +26,17 @@ from adaptive_spec.core import SIMILARITIES, VERIFIERS, LengthRule, Release, Rul
 from adaptive_spec.errors import ReleaseError
 from adaptive_spec.releases.adapter import ADVICE, CONFIG_NAME, WEIGHTS_NAME, load_adapter_delta, verify_adapter
 
-__all__ = ["bundle_name", "load_adapter_delta", "read_bundle", "verify_adapter", "write_bundle"]
+__all__ = [
+    "MANIFEST_NAME",
+    "bundle_name",
+    "load_adapter_delta",
+    "read_bundle",
+    "read_description",
+    "sync_folder",
+    "verify_adapter",
+    "write_bundle",
+    "write_durably",
+]
 
 FORMAT = 4
 _READABLE = {  # format -> what its release.json holds
@@ -42,7 +52,8 @@ _READABLE = {  # format -> what its release.json holds
     },  # and an offset, numbers by batch and match
 }
 MAX_CHAIN_LENGTH = 64
-_MANIFEST, _DESCRIPTION, _ADAPTER = "manifest.json", "release.json", "adapter"
+MANIFEST_NAME = "manifest.json"
+_DESCRIPTION, _ADAPTER = "release.json", "adapter"
 _OWN = "adapters"
 _SHARED = ""  # no domain's name
 
@@ -90,14 +101,14 @@ def write_bundle(
     building = Path(tempfile.mkdtemp(prefix=f".{final.name}-", dir=root))
     try:
         building.chmod(0o755)
-        _write_durably(building / _DESCRIPTION, _json_bytes(description))
+        write_durably(building / _DESCRIPTION, _json_bytes(description))
         if adapter is not None:
             _copy_adapter(adapter, building / _ADAPTER)
         for index, folder in enumerate(own.values()):
             _copy_adapter(folder, building / _OWN / str(index))
         manifest = {"format": FORMAT, "version": version, "files": _hashes(building)}
-        _write_durably(building / _MANIFEST, _json_bytes(manifest))
-        _sync_folder(building)
+        write_durably(building / MANIFEST_NAME, _json_bytes(manifest))
+        sync_folder(building)
         building.rename(final)
     except (OSError, ValueError, TypeError) as error:
         raise ReleaseError(
@@ -105,7 +116,7 @@ def write_bundle(
         ) from error
     finally:
         shutil.rmtree(building, ignore_errors=True)
-    _sync_folder(root)
+    sync_folder(root)
     return final
 
 
@@ -121,10 +132,10 @@ def read_bundle(
     Raises:
         ReleaseError: anything is missing, added, damaged, foreign, misshapen, not finite or out of range.
     """
-    version, keys = _check_manifest(folder)
-    description = {"vocabulary": None, "domain_adapters": {}} | _parse(folder / _DESCRIPTION, keys)
+    description = read_description(folder)
+    version = description["version"]
     provenance, table = description["provenance"], description["thresholds"]
-    if description["version"] != version or not isinstance(provenance, dict) or not isinstance(table, dict):
+    if not isinstance(provenance, dict) or not isinstance(table, dict):
         raise ReleaseError(f"{folder / _DESCRIPTION} contradicts the manifest. {ADVICE}")
     if hashes is not None and provenance.get("hashes") != dict(hashes):
         raise ReleaseError(f"{folder} was made for other models than those in use. Load its models, or roll back.")
@@ -137,6 +148,8 @@ def read_bundle(
     if draft is not None:
         for adapter in adapters.values():
             verify_adapter(adapter, draft)
+        if vocabulary is not None and _checked_vocabulary(vocabulary)[-1] >= draft.config.vocab_size:
+            raise ReleaseError(f"{folder}: the vocabulary has tokens beyond the draft's own. {ADVICE}")
     shared = adapters.pop(_SHARED, None)
     return Release(
         version,
@@ -148,6 +161,19 @@ def read_bundle(
     )
 
 
+def read_description(folder: Path) -> dict[str, Any]:
+    """Check the files of a bundle against its manifest, and return what its ``release.json`` says.
+
+    Raises:
+        ReleaseError: anything is missing, added or damaged.
+    """
+    version, keys = _check_manifest(folder)
+    description = {"vocabulary": None, "domain_adapters": {}} | _parse(folder / _DESCRIPTION, keys)
+    if description["version"] != version:
+        raise ReleaseError(f"{folder / _DESCRIPTION} contradicts the manifest. {ADVICE}")
+    return description
+
+
 def _adapters(folder: Path, own: Any) -> dict[str, Path]:
     """The folders of all adapters that are there, which must be those that are described."""
     if not isinstance(own, dict) or sorted(map(str, own.values())) != sorted(f"{_OWN}/{i}" for i in range(len(own))):
@@ -156,7 +182,7 @@ def _adapters(folder: Path, own: Any) -> dict[str, Path]:
     if (folder / _ADAPTER).is_dir():
         described[_SHARED] = folder / _ADAPTER
     wanted = {adapter / name for adapter in described.values() for name in (CONFIG_NAME, WEIGHTS_NAME)}
-    found = {path for path in folder.rglob("*") if path.is_file()} - {folder / _DESCRIPTION, folder / _MANIFEST}
+    found = {path for path in folder.rglob("*") if path.is_file()} - {folder / _DESCRIPTION, folder / MANIFEST_NAME}
     if found != wanted:
         names = sorted(path.relative_to(folder).as_posix() for path in found)
         raise ReleaseError(f"{folder} does not hold exactly the files of a release: {names}. {ADVICE}")
@@ -172,7 +198,7 @@ def _checked_vocabulary(vocabulary: Any) -> list[int]:
 
 def _check_manifest(folder: Path) -> tuple[int, set[str]]:
     """Return the version, and what the description of this format holds."""
-    manifest = _parse(folder / _MANIFEST, {"format", "version", "files"})
+    manifest = _parse(folder / MANIFEST_NAME, {"format", "version", "files"})
     version, listed = manifest["version"], manifest["files"]
     if manifest["format"] not in _READABLE:
         raise ReleaseError(f"{folder} has format {manifest['format']!r}, not {FORMAT}. Upgrade adaptive-spec.")
@@ -284,7 +310,7 @@ def _hashes(folder: Path) -> dict[str, str]:
     for path in sorted(folder.rglob("*")):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             raise OSError(f"{path} is not a plain file")
-        if path.is_file() and path != folder / _MANIFEST:
+        if path.is_file() and path != folder / MANIFEST_NAME:
             with path.open("rb") as file:
                 found[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
     return found
@@ -293,18 +319,20 @@ def _hashes(folder: Path) -> dict[str, str]:
 def _copy_adapter(source: Path, destination: Path) -> None:
     destination.mkdir(parents=True)
     for name in (CONFIG_NAME, WEIGHTS_NAME):
-        _write_durably(destination / name, (source / name).read_bytes())
-    _sync_folder(destination)
+        write_durably(destination / name, (source / name).read_bytes())
+    sync_folder(destination)
 
 
-def _write_durably(path: Path, content: bytes) -> None:
+def write_durably(path: Path, content: bytes) -> None:
+    """Write a file and wait until the disk has it."""
     with path.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Wait until the disk has the names in a folder."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
+from adaptive_spec.errors import ReleaseError
 from adaptive_spec.serving import views
 from adaptive_spec.serving.ports import Service
 from adaptive_spec.version import package_version
@@ -49,6 +50,13 @@ class CanaryBody(_Body):
 
     action: Literal["promote", "abort"]
     reason: str = Field(default="asked for", max_length=500)
+
+
+class PublishBody(_Body):
+    """Why this release goes live; ``force``: also over the gate's refusal, and then a reason is needed."""
+
+    reason: str = Field(default="", max_length=500)
+    force: bool = False
 
 
 def control_router(service: Service) -> APIRouter:
@@ -134,6 +142,13 @@ def _reads(service: Service) -> APIRouter:
     def canary(limit: Limit = 20) -> dict[str, Any]:
         return views.canary(service.database, limit=limit)
 
+    @router.get("/releases/{version}")
+    def release(version: int) -> dict[str, Any]:
+        try:
+            return views.release(service.database, service.settings.releases.folder, version)
+        except ReleaseError as error:
+            raise HTTPException(404, str(error)) from error
+
     @router.get("/events")
     def events(limit: Limit = 50, kind: str | None = None) -> dict[str, Any]:
         return views.events(service.database, limit=limit, kind=kind)
@@ -187,6 +202,11 @@ def _writes(service: Service) -> APIRouter:
     @router.post("/canary")
     def end_canary(body: CanaryBody) -> dict[str, int]:
         return {"live": service.end_canary(body.action == "promote", body.reason)}
+
+    @router.post("/releases/{version}/publish")
+    def publish(version: int, body: PublishBody | None = None) -> dict[str, int]:
+        wanted = body or PublishBody()
+        return {"live": service.publish(version, wanted.reason, force=wanted.force)}
 
     @router.delete("/traces/{request_id}")
     def forget(request_id: str) -> dict[str, Any]:

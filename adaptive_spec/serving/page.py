@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
+from adaptive_spec.releases.report import verdict
 from adaptive_spec.serving import views
 from adaptive_spec.serving.ports import Engine, Service
 from adaptive_spec.serving.progress import own_adapters_line, progress_line
@@ -51,7 +52,14 @@ DECODER_COLUMNS = (
     ("state", "State"),
     ("age_seconds", "Seconds since its last sign"),
 )
-RELEASE_COLUMNS = (("version", "Release"), ("state", "State"), ("parent", "Parent"), ("created_at", "Written at"))
+RELEASE_COLUMNS = (
+    ("version", "Release"),
+    ("state", "State"),
+    ("gate", "Gate"),
+    ("goodput", "Goodput"),
+    ("parent", "Parent"),
+    ("created_at", "Written at"),
+)
 
 
 def page_router(service: Service) -> APIRouter:
@@ -79,7 +87,7 @@ def render(service: Service) -> str:
             "<meta name=viewport content='width=device-width'><meta http-equiv=refresh content=15>",
             f"<style>{STYLE}</style></head><body><main><h1>adaptive-spec</h1><p class=facts>{facts}</p>",
             _section("Domains", DOMAIN_COLUMNS, views.stats(database)["domains"]),
-            _section("Releases", RELEASE_COLUMNS, views.releases(database)["releases"]),
+            _section("Releases", RELEASE_COLUMNS, _with_gate(views.releases(database)["releases"])),
             _section("Decoders", DECODER_COLUMNS, views.decoders(database, gone_seconds=gone)["decoders"]),
             _section("Runs", RUN_COLUMNS, _with_lines(views.runs(database)["runs"])),
             "</main></body></html>",
@@ -103,6 +111,18 @@ def _with_lines(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             "own_adapters": own_adapters_line(run["report"].get("own_adapters", ())),
         }
         for run in runs
+    ]
+
+
+def _with_gate(releases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each with the gate's verdict, and what it said of the goodput."""
+    return [
+        {
+            **release,
+            "gate": verdict(release["report"]),
+            "goodput": next((c["reason"] for c in release["report"].get("checks", ()) if c["name"] == "goodput"), None),
+        }
+        for release in releases
     ]
 
 

@@ -158,5 +158,8 @@ class Service(Protocol):
     def end_canary(self, promote: bool, reason: str) -> int:
         """Promote the release on trial or roll it back; return the live version.  Raises ReleaseError."""
 
+    def publish(self, version: int, reason: str, *, force: bool = False) -> int:
+        """Put the named release live and return its version; raises ReleaseError when it may not."""
+
     def forget(self, request_id: str) -> Forgotten:
         """Delete what is stored of a request's text."""

@@ -13,7 +13,7 @@ from typing import Any
 from adaptive_spec.calibration.watch import StreamState
 from adaptive_spec.core import Release
 from adaptive_spec.decoding.budget import Budget
-from adaptive_spec.errors import RunError
+from adaptive_spec.errors import ReleaseError, RunError
 from adaptive_spec.records import calibrations as calibration_records
 from adaptive_spec.records import canaries as canary_records
 from adaptive_spec.records import decoders as decoder_records
@@ -25,6 +25,7 @@ from adaptive_spec.records import statistics
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.drifts import DRIFT
 from adaptive_spec.records.trace_statistics import trace_statistics
+from adaptive_spec.releases.bundle import read_description
 
 
 def plain(value: Any) -> Any:
@@ -102,6 +103,28 @@ def canary(database: Database, *, limit: int = 20) -> dict[str, Any]:
     latest = plain(canary_records.list_canaries(database, limit))
     running = canary_records.running_canary(database)
     return {"running": plain(running), "canaries": latest}
+
+
+def release(database: Database, folder: Path, version: int) -> dict[str, Any]:
+    """One release: its row, what the gate said of it, and, where its bundle lies here, thresholds and provenance.
+
+    Raises:
+        ReleaseError: it is unknown.
+    """
+    if version == 0:
+        live = release_records.live_version(database) == 0
+        return {"version": 0, "state": "live" if live else "retired", "thresholds": {}, "provenance": {}, "gate": {}}
+    record = release_records.get_release(database, version)
+    found: dict[str, Any] = plain(record)
+    gate = found.pop("report")
+    try:
+        bundle = read_description(folder / str(record.folder)) if record.folder else {}
+        unreadable = None
+    except ReleaseError as error:
+        bundle, unreadable = {}, str(error)
+    provenance = {name: value for name, value in bundle.get("provenance", {}).items() if name != "gate"}
+    parts = {"thresholds": bundle.get("thresholds", {}), "provenance": provenance, "gate": gate}
+    return {**found, **parts, "unreadable": unreadable}
 
 
 def events(database: Database, *, limit: int = 50, kind: str | None = None) -> dict[str, Any]:

@@ -9,9 +9,10 @@ import pytest
 from adaptive_spec.core import Release, Thresholds
 from adaptive_spec.errors import ReleaseError
 from adaptive_spec.records.database import Database
-from adaptive_spec.records.releases import list_releases, live_version
+from adaptive_spec.records.events import list_events
+from adaptive_spec.records.releases import get_release, list_releases, live_version, set_live
 from adaptive_spec.releases.bundle import write_bundle
-from adaptive_spec.releases.registry import live_release, publish, refuse, rollback
+from adaptive_spec.releases.registry import live_release, next_version, publish, put_live, refuse, rollback
 
 
 @pytest.fixture
@@ -81,3 +82,63 @@ def test_the_models_in_use_must_be_the_bundle_s(database: Database, tmp_path: Pa
     publish(database, tmp_path, 1, {}, hashes={"target": "a"})
     with pytest.raises(ReleaseError, match="other models"):
         live_release(database, tmp_path, hashes={"target": "b"})
+
+
+def write_refused(database: Database, root: Path, version: int, *failed: str) -> None:
+    write_bundle(root, version, adapter=None, thresholds={}, provenance={"parent": 0})
+    checks = [{"name": name, "passed": False, "reason": "no", "figures": {}} for name in failed]
+    report = {"passed": False, "reasons": [f"{name}: no" for name in failed], "checks": checks}
+    refuse(database, version, 0, report, f"release-{version:06d}")
+
+
+def test_a_refusal_is_overridden_with_force_and_a_reason_alone(database: Database, tmp_path: Path) -> None:
+    write_refused(database, tmp_path, 1, "goodput", "domains")
+    for given in ({"reason": "please"}, {"reason": " ", "force": True}):
+        with pytest.raises(ReleaseError, match="goodput: no; domains: no"):
+            put_live(database, tmp_path, 1, **given)  # type: ignore[arg-type]
+    for unforced in (False, True):
+        with pytest.raises(ReleaseError, match="refused by the gate"):
+            set_live(database, 1, "by itself", by_person=unforced)
+    with pytest.raises(ReleaseError, match="Choose one of: 0"):
+        rollback(database, tmp_path, 1, "through the back door")
+    assert live_version(database) == 0
+    assert put_live(database, tmp_path, 1, "the domain that loses is gone", force=True).version == 1
+    record = get_release(database, 1)
+    assert record.state == "live" and record.report["override"]["checks"] == ["goodput", "domains"]
+    assert record.report["override"]["reason"] == "the domain that loses is gone"
+    (event,) = list_events(database, kind="release_forced")
+    assert event.release == 1 and event.detail == record.report["override"]
+
+
+def test_no_one_forces_what_is_not_sound(database: Database, tmp_path: Path) -> None:
+    write_refused(database, tmp_path, 1, "integrity")
+    write_refused(database, tmp_path, 2, "goodput")
+    (tmp_path / "release-000002" / "release.json").write_text("{}")
+    refuse(database, 3, 0, {"passed": False}, None)
+    for version, why in ((1, "nobody can force"), (2, "damaged"), (3, "nobody can force"), (4, "unknown")):
+        with pytest.raises(ReleaseError, match=why):
+            put_live(database, tmp_path, version, "I insist", force=True)
+    assert live_version(database) == 0 and list_events(database, kind="release_forced") == []
+
+
+def test_a_rolled_back_release_is_never_picked_by_itself(database: Database, tmp_path: Path) -> None:
+    for version in (1, 2, 3):
+        write_and_publish(database, tmp_path, version, version - 1)
+    assert rollback(database, tmp_path, 2, "3 is bad") == 2
+    assert rollback(database, tmp_path, 1, "2 is bad as well") == 1
+    with pytest.raises(ReleaseError, match="Only a person"):
+        set_live(database, 2, "another process had picked it before")
+    assert put_live(database, tmp_path, 3, "it was not so bad").version == 3
+    assert rollback(database, tmp_path, None, "it was") == 1  # its parent, 2, was rolled back
+    with pytest.raises(ReleaseError, match="builds on release 2, which was rolled back"):
+        write_and_publish(database, tmp_path, 4, 2)
+    assert live_version(database) == 1
+    assert put_live(database, tmp_path, 4, "on purpose").version == 4
+    with pytest.raises(ReleaseError, match="live already"):
+        put_live(database, tmp_path, 4, "again")
+
+
+def test_a_version_whose_folder_a_kill_left_behind_is_not_given_again(database: Database, tmp_path: Path) -> None:
+    write_and_publish(database, tmp_path, 1, 0)
+    (tmp_path / "release-000002").mkdir()
+    assert next_version(database, tmp_path) == 3

@@ -23,6 +23,7 @@ from adaptive_spec.records.canaries import ABORTED, PROMOTED, end_canary, runnin
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.retention import Forgotten, forget_request
 from adaptive_spec.records.traces import TraceStore
+from adaptive_spec.releases.registry import put_live
 from adaptive_spec.serving.app import create_app
 from adaptive_spec.settings import Settings, load_settings
 
@@ -165,6 +166,10 @@ class Service:
             raise ReleaseError("No release is on trial.")
         end_canary(self.database, canary.id, PROMOTED if promote else ABORTED, reason, {})
         return canary.release if promote else canary.live
+
+    def publish(self, version: int, reason: str, *, force: bool = False) -> int:
+        put_live(self.database, self.settings.releases.folder, version, reason, force=force)
+        return version
 
     def forget(self, request_id: str) -> Forgotten:
         records = self.settings.records

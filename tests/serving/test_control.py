@@ -6,12 +6,16 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from adaptive_spec.calibration.watch import StreamState
+from adaptive_spec.core import Thresholds
 from adaptive_spec.errors import SettingsError
 from adaptive_spec.records import canaries as canary_records
 from adaptive_spec.records import events as event_records
 from adaptive_spec.records import releases as release_records
 from adaptive_spec.records.decoders import Sign, give_sign
 from adaptive_spec.records.traces import TraceStore
+from adaptive_spec.releases.bundle import write_bundle
+from adaptive_spec.releases.registry import refuse
+from adaptive_spec.releases.report import Check, GateReport
 from adaptive_spec.serving.app import check_bind, create_app
 from adaptive_spec.serving.metrics import ServiceCollector
 from adaptive_spec.settings import ServerSettings
@@ -151,6 +155,38 @@ def test_a_canary_is_shown_and_ended(client: TestClient, service: Any) -> None:
     assert 'adaptive_spec_canaries_total{outcome="promoted"} 1.0' in client.get("/metrics").text
 
 
+def write_refused(service: Any, version: int) -> None:
+    """A candidate whose bundle is sound and which the gate refused for its goodput."""
+    folder = service.settings.releases.folder
+    numbers = {"code": Thresholds(temperature=1.5)}
+    report = GateReport(
+        (Check("goodput", False, "no gain is certain: -2.0%"), Check("domains", True, "none"))
+    ).to_dict()
+    provenance = {"parent": 0, "seed": version, "gate": report}
+    write_bundle(folder, version, adapter=None, thresholds=numbers, provenance=provenance)
+    refuse(service.database, version, 0, report, f"release-{version:06d}")
+
+
+def test_a_refused_release_is_shown_and_forced(client: TestClient, service: Any) -> None:
+    write_refused(service, 1)
+    found = client.get("/api/releases/1").json()
+    assert (found["state"], found["unreadable"]) == ("refused", None)
+    assert {check["name"]: check["passed"] for check in found["gate"]["checks"]} == {"goodput": False, "domains": True}
+    assert found["thresholds"]["code"]["temperature"] == 1.5 and found["provenance"] == {"parent": 0, "seed": 1}
+    assert client.get("/api/releases/9").status_code == 404
+    assert client.get("/api/releases/0").json()["state"] == "live"
+    page = client.get("/").text
+    assert "refused: goodput" in page and "no gain is certain" in page
+
+    answer = client.post("/api/releases/1/publish", json={"reason": "please"})
+    assert answer.status_code == 409 and "no gain is certain" in answer.json()["error"]["message"]
+    assert client.post("/api/releases/1/publish", json={"force": True}).status_code == 409
+    assert client.post("/api/releases/1/publish", json={"force": True, "reason": "I know"}).json() == {"live": 1}
+    assert client.get("/api/releases/1").json()["gate"]["override"]["reason"] == "I know"
+    assert client.get("/api/events?kind=release_forced").json()["events"][0]["release"] == 1
+    assert "forced over goodput: I know" in client.get("/").text
+
+
 def test_events(client: TestClient, service: Any) -> None:
     event_records.add_event(service.database, "swap", {"seconds": 0.1}, release=1)
     event_records.add_event(service.database, "start", {})
@@ -184,8 +220,12 @@ def test_traces(client: TestClient, service: Any) -> None:
     assert answer.status_code == 404 and "cmpl-1" in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("path", ["/api/retrain", "/api/calibrate", "/api/releases/rollback"])
+@pytest.mark.parametrize(
+    "path", ["/api/retrain", "/api/calibrate", "/api/releases/rollback", "/api/releases/1/publish"]
+)
 def test_changes_need_the_token(client: TestClient, service: Any, path: str) -> None:
+    write_bundle(service.settings.releases.folder, 1, adapter=None, thresholds={}, provenance={})
+    release_records.add_release(service.database, 1, "release-000001", None, {}, "candidate")
     service.set_token("s3cret")
     for headers in (
         {},
