@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from adaptive_spec.calibration.calibrate import KEPT, DomainCalibration, alike, calibrate
 from adaptive_spec.calibration.cost import CostModel
@@ -29,11 +30,11 @@ from adaptive_spec.records.calibrations import add_calibration
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.evidence import RecordedChains, recorded_chains
 from adaptive_spec.records.observations import Observations, ngram_acceptance, observations
-from adaptive_spec.records.releases import next_version, same_draft
+from adaptive_spec.records.releases import same_draft
 from adaptive_spec.records.runs import ACTIVE, RunRecord, create_run, get_run, list_runs, reopen_run, update_run
 from adaptive_spec.releases.bundle import write_bundle
 from adaptive_spec.releases.gate import GateReport, gate
-from adaptive_spec.releases.registry import live_release, publish, refuse
+from adaptive_spec.releases.registry import free_version, live_release, publish, refuse
 from adaptive_spec.settings import LearningSettings, Settings
 
 _RUNS = "runs"  # below the folder of releases
@@ -105,13 +106,13 @@ class Pipeline:
             judgement = read_judgement(work)
             live = live_release(self.database, self.settings.releases.folder)
             report = gate(judgement.before, judgement.after, self.settings.releases.max_domain_loss_share)
-            version = next_version(self.database)
+            version = free_version(self.database, self.settings.releases.folder)
             if not report.passed:
                 self._refuse(run_id, version, live, report)
             calibrations = with_heats(self._calibrated(judgement.observations, live, {}), judgement.heats)
             self._tell(run_id, "publish")
             release = self._publish(version, work, calibrations, report, live)
-            update_run(self.database, run_id, state="passed", release=version, report=report.to_dict())
+            self._update(run_id, state="passed", release=version, report=report.to_dict())
             return release
         except GateRefused:
             raise
@@ -119,8 +120,8 @@ class Pipeline:
             over = not (work / CHECKPOINT_NAME).exists()
             raise
         except Exception as error:
-            if get_run(self.database, run_id).state not in ("failed", "cancelled"):
-                update_run(self.database, run_id, state="failed", error=f"{type(error).__name__}: {error}")
+            if self._row(run_id).state not in ("failed", "cancelled"):
+                self._update(run_id, state="failed", error=f"{type(error).__name__}: {error}")
             raise
         finally:
             if over:
@@ -149,7 +150,7 @@ class Pipeline:
         if not learned or all(alike(thresholds[name], live.for_domain(name)) for name in thresholds):
             self._record(fitted, live.version)
             return fitted, live.version
-        version = next_version(self.database)
+        version = free_version(self.database, self.settings.releases.folder)
         write_bundle(
             self.settings.releases.folder,
             version,
@@ -218,31 +219,31 @@ class Pipeline:
                 stderr=subprocess.STDOUT,
                 env=environment,
             )
-            update_run(self.database, run_id, pid=self._child.pid)
+            self._update(run_id, pid=self._child.pid)
             serving = self.yielding.follow(partial(_ended, self._child), partial(_pause, work / PAUSE_NAME))
             status = self._child.wait()
-        update_run(self.database, run_id, report={"serving": asdict(serving)})
+        self._update(run_id, report={"serving": asdict(serving)})
         self._child = None
         if status == 0:
-            update_run(self.database, run_id, pid=os.getpid())
+            self._update(run_id, pid=os.getpid())
             return
         saved = (work / CHECKPOINT_NAME).exists()
         advice = "`adaptive-spec retrain --resume` goes on from its checkpoint." if saved else "Start a new run."
         if self._cancelled:
-            update_run(self.database, run_id, state="cancelled", error=f"The service stopped. {advice}")
+            self._update(run_id, state="cancelled", error=f"The service stopped. {advice}")
             raise RunInterrupted(f"Run {run_id} was cancelled. {advice}")
         if status < 0:
-            update_run(self.database, run_id, state="failed", error=f"Killed by signal {-status}. {advice}")
+            self._update(run_id, state="failed", error=f"Killed by signal {-status}. {advice}")
             raise RunInterrupted(f"Run {run_id} was killed by signal {-status}. {advice}")
-        told = get_run(self.database, run_id).error
+        told = self._row(run_id).error
         tail = (work / "log").read_text(errors="replace").strip().splitlines()[-1:] or ["no output"]
         reason = told or f"exit status {status}: {tail[0]}"
-        update_run(self.database, run_id, state="failed", error=reason)
+        self._update(run_id, state="failed", error=reason)
         raise RunError(f"Run {run_id} failed: {reason}")
 
     def _refuse(self, run_id: int, version: int, live: Release, report: GateReport) -> None:
         refuse(self.database, version, live.version, report.to_dict())
-        update_run(self.database, run_id, state="refused", release=version, report=report.to_dict())
+        self._update(run_id, state="refused", release=version, report=report.to_dict())
         raise GateRefused(f"Release {version} was refused: {'; '.join(report.reasons)}")
 
     def _publish(
@@ -278,8 +279,15 @@ class Pipeline:
         for name, calibration in calibrations.items():
             add_calibration(self.database, name, calibration.thresholds, calibration.report, version)
 
+    def _row(self, run_id: int) -> RunRecord:
+        return self.database.outlast(lambda: get_run(self.database, run_id), lambda: self._cancelled)
+
+    def _update(self, run_id: int, **changes: Any) -> None:
+        """Change the run's row.  A database that is away is waited for: else the row says for ever that it runs."""
+        self.database.outlast(lambda: update_run(self.database, run_id, **changes), lambda: self._cancelled)
+
     def _tell(self, run_id: int, phase: str) -> None:
-        update_run(self.database, run_id, progress={"phase": phase})
+        self._update(run_id, progress={"phase": phase})
 
 
 def _ended(child: "subprocess.Popen[bytes]", seconds: float) -> bool:

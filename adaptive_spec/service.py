@@ -239,7 +239,9 @@ class Service:
         finally:
             self._training.release()
         if not self._stopping.is_set():
-            with contextlib.suppress(UnavailableError):  # it stops just now
+            with contextlib.suppress(
+                UnavailableError, SQLAlchemyError
+            ):  # it stops just now, or the watcher comes to it
                 self._follow_live()
 
     def _resume_interrupted(self) -> None:

@@ -10,6 +10,7 @@ nothing.  It may be killed at any moment: started again with the same folder, it
 import argparse
 import hashlib
 import json
+import logging
 import os
 import sys
 import time
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from sqlalchemy.exc import InterfaceError, OperationalError
 
 from adaptive_spec.core import Trace
 from adaptive_spec.errors import NotEnoughDataError, RunError
@@ -39,6 +41,8 @@ from adaptive_spec.records.traces import TraceStore
 from adaptive_spec.releases.adapter import load_adapter_delta
 from adaptive_spec.releases.registry import live_release
 from adaptive_spec.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 REPORT_NAME = "distil.json"
 ADAPTER_NAME = "adapter"
@@ -64,7 +68,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         limit_memory(settings.learning.memory_limit_bytes)
         train(database, settings, given.run_id, given.out)
     except Exception as error:
-        update_run(database, given.run_id, state="failed", error=told(error, settings.learning.memory_limit_bytes))
+        reason, service = told(error, settings.learning.memory_limit_bytes), os.getppid()
+        database.outlast(
+            lambda: update_run(database, given.run_id, state="failed", error=reason),
+            lambda: os.getppid() != service,
+        )
         raise
     finally:
         database.close()
@@ -114,7 +122,7 @@ def train(database: Database, settings: Settings, run_id: int, out: Path) -> Non
     }
     (out / REPORT_NAME).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
     training = {name: value for name, value in report.to_dict().items() if name != "history"}
-    update_run(database, run_id, report={"training": training})
+    tell.report({"training": training})
     after = {
         "held_out_agreement": report.agreement_after,
         "held_out_acceptance_length": report.acceptance_length_after,
@@ -177,9 +185,18 @@ class _Teller:
             self._end_if_alone()
         return time.monotonic() - began
 
+    def report(self, report: dict[str, Any]) -> None:
+        """Add to the row's report, however long the database is away."""
+        self._database.outlast(
+            lambda: update_run(self._database, self._run_id, report=report), lambda: os.getppid() != self._parent
+        )
+
     def _tell(self, progress: dict[str, Any]) -> None:
         self._last = time.monotonic()
-        update_run(self._database, self._run_id, progress=progress)
+        try:
+            update_run(self._database, self._run_id, progress=progress)
+        except (OperationalError, InterfaceError) as error:  # the next report comes soon; the work goes on
+            logger.warning("progress cannot be told: %s", error)
 
     def _end_if_alone(self) -> None:
         if os.getppid() != self._parent:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,7 @@ from adaptive_spec.core import SIMILARITIES, VERIFIERS, LengthRule, Release, Rul
 from adaptive_spec.errors import ReleaseError
 from adaptive_spec.releases.adapter import ADVICE, CONFIG_NAME, WEIGHTS_NAME, load_adapter_delta, verify_adapter
 
-__all__ = ["bundle_name", "load_adapter_delta", "read_bundle", "verify_adapter", "write_bundle"]
+__all__ = ["bundle_name", "load_adapter_delta", "newest_version", "read_bundle", "verify_adapter", "write_bundle"]
 
 FORMAT = 4
 _READABLE = {  # format -> what its release.json holds
@@ -50,6 +51,12 @@ _SHARED = ""  # no domain's name
 def bundle_name(version: int) -> str:
     """Return the folder name of a version."""
     return f"release-{version:06d}"
+
+
+def newest_version(root: Path) -> int:
+    """Return the highest version that has a folder below ``root``; 0 without any."""
+    found = (re.fullmatch(r"release-(\d+)", path.name) for path in root.glob("release-*"))
+    return max((int(match[1]) for match in found if match), default=0)
 
 
 def write_bundle(

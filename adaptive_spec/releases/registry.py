@@ -12,8 +12,23 @@ from transformers import PreTrainedModel
 from adaptive_spec.core import Release
 from adaptive_spec.errors import ReleaseError
 from adaptive_spec.records.database import Database
-from adaptive_spec.records.releases import ReleaseRecord, add_release, list_releases, live_version, set_live
-from adaptive_spec.releases.bundle import bundle_name, read_bundle
+from adaptive_spec.records.releases import (
+    ReleaseRecord,
+    add_release,
+    list_releases,
+    live_version,
+    next_version,
+    set_live,
+)
+from adaptive_spec.releases.bundle import bundle_name, newest_version, read_bundle
+
+
+def free_version(database: Database, root: Path) -> int:
+    """Return the smallest version above all rows and all bundles below ``root``.
+
+    A publisher that was killed leaves a bundle without a row: nobody runs it, and the next one must not run into it.
+    """
+    return max(next_version(database), newest_version(root) + 1)
 
 
 def publish(

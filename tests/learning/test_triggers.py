@@ -60,3 +60,10 @@ def test_not_now(trigger: str, facts: Facts, kind: str, told: str, who: str) -> 
 
 def test_a_first_run_has_no_cool_down() -> None:
     assert decline("schedule", replace(READY, learned_at=None, last_run_at=None), SCHEDULE, LEARNING, NOW) is None
+
+
+def test_a_run_of_a_clock_that_was_ahead_holds_nobody_until_then() -> None:
+    facts = replace(READY, last_run_at=NOW + 100 * HOUR)
+    assert decline("schedule", facts, SCHEDULE, LEARNING, NOW) is None
+    soon = decline("schedule", replace(READY, last_run_at=NOW + HOUR), SCHEDULE, LEARNING, NOW)
+    assert soon is not None and soon.kind == "cooldown"

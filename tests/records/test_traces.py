@@ -1,4 +1,3 @@
-import multiprocessing
 import os
 import signal
 import time
@@ -17,6 +16,7 @@ from adaptive_spec.records.database import Database
 from adaptive_spec.records.screening import is_degenerate, is_held_out
 from adaptive_spec.records.tables import TraceRow
 from adaptive_spec.records.traces import TraceStore
+from tests.children import CONTEXT
 from tests.records.rows import drop_counts, make_trace
 
 
@@ -120,6 +120,16 @@ def test_orphans_are_discarded_once_old_enough(store: TraceStore) -> None:
     assert len(list(store.folder.iterdir())) == 2
 
 
+def test_a_clock_that_is_ahead_discards_nothing_young(store: TraceStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    (store.folder / "another's.safetensors.unfinished").write_bytes(b"half")
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 86_400)
+    assert store.discard_orphans() == 0
+    os.utime(store.folder / "another's.safetensors.unfinished", (0, now() - 601))
+    monkeypatch.setattr(time, "time", lambda: now() - 86_400)
+    assert store.discard_orphans() == 1
+
+
 def test_a_damaged_or_missing_shard_is_passed_over(store: TraceStore, caplog: pytest.LogCaptureFixture) -> None:
     for seed in range(3):
         store.add([make_trace(seed)])
@@ -212,7 +222,7 @@ def _add_forever(url: str, folder: Path) -> None:
 
 def test_killed_in_the_middle_every_counted_trace_is_whole(store: TraceStore) -> None:
     url = store.database.url.render_as_string(hide_password=False)
-    child = multiprocessing.get_context("spawn").Process(target=_add_forever, args=(url, store.folder))
+    child = CONTEXT.Process(target=_add_forever, args=(url, store.folder))
     child.start()
     deadline = time.monotonic() + 30
     while not store.count() and time.monotonic() < deadline:

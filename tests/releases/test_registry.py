@@ -11,7 +11,7 @@ from adaptive_spec.errors import ReleaseError
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.releases import list_releases, live_version
 from adaptive_spec.releases.bundle import write_bundle
-from adaptive_spec.releases.registry import live_release, publish, refuse, rollback
+from adaptive_spec.releases.registry import free_version, live_release, publish, refuse, rollback
 
 
 @pytest.fixture
@@ -81,3 +81,14 @@ def test_the_models_in_use_must_be_the_bundle_s(database: Database, tmp_path: Pa
     publish(database, tmp_path, 1, {}, hashes={"target": "a"})
     with pytest.raises(ReleaseError, match="other models"):
         live_release(database, tmp_path, hashes={"target": "b"})
+
+
+def test_a_bundle_without_a_row_is_in_nobody_s_way(database: Database, tmp_path: Path) -> None:
+    """What a publisher leaves that is killed between the files and the row."""
+    assert free_version(database, tmp_path / "nowhere") == 1
+    write_bundle(tmp_path, 1, adapter=None, thresholds={}, provenance={})
+    (tmp_path / "release-notes").mkdir()
+    version = free_version(database, tmp_path)
+    assert write_and_publish(database, tmp_path, version, 0).version == version == 2
+    refuse(database, 5, 2, {"passed": False})
+    assert free_version(database, tmp_path) == 6
