@@ -5,6 +5,4 @@ import os
 
 PATIENCE = float(os.environ.get("TEST_PATIENCE", "1"))  # times longer to wait, on a machine that has much else to do
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(
-    ["adaptive_spec.records.writer", "tests.records.rows", "tests.faults.bundles", "tests.faults.stages"]
-)
+CONTEXT.set_forkserver_preload(["tests.faults.bundles", "tests.faults.stages"])

@@ -1,5 +1,6 @@
 """What goes by age, by size and on demand, and that it is gone from the files too."""
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -20,7 +21,6 @@ from adaptive_spec.records.tables import EvidenceRow, StepRow, TraceRow
 from adaptive_spec.records.traces import TraceStore
 from adaptive_spec.records.writer import Writer
 from adaptive_spec.settings import RecordSettings
-from tests.children import CONTEXT
 from tests.records.rows import START, drop_counts, make_evidence, make_step, make_trace, record
 from tests.records.test_quota import HELD_OUT, TRAIN
 
@@ -301,7 +301,7 @@ def _rewrite_and_die(url: str, folder: Path, moment: str) -> None:
 
 def _killed(store: TraceStore, work: Any, moment: str) -> None:
     url = store.database.url.render_as_string(hide_password=False)
-    child = CONTEXT.Process(target=work, args=(url, store.folder, moment))
+    child = multiprocessing.get_context("spawn").Process(target=work, args=(url, store.folder, moment))
     child.start()
     child.join(60)
     assert child.exitcode == -signal.SIGKILL

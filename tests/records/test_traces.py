@@ -1,3 +1,4 @@
+import multiprocessing
 import os
 import signal
 import time
@@ -16,7 +17,6 @@ from adaptive_spec.records.database import Database
 from adaptive_spec.records.screening import is_degenerate, is_held_out
 from adaptive_spec.records.tables import TraceRow
 from adaptive_spec.records.traces import TraceStore
-from tests.children import CONTEXT
 from tests.records.rows import drop_counts, make_trace
 
 
@@ -222,7 +222,7 @@ def _add_forever(url: str, folder: Path) -> None:
 
 def test_killed_in_the_middle_every_counted_trace_is_whole(store: TraceStore) -> None:
     url = store.database.url.render_as_string(hide_password=False)
-    child = CONTEXT.Process(target=_add_forever, args=(url, store.folder))
+    child = multiprocessing.get_context("spawn").Process(target=_add_forever, args=(url, store.folder))
     child.start()
     deadline = time.monotonic() + 30
     while not store.count() and time.monotonic() < deadline:
