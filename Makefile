@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow test-many test-gpu lint serve bench frontier docs draft clean
+.PHONY: demo test test-slow test-faults test-many test-gpu lint serve bench frontier docs draft clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -15,10 +15,13 @@ demo: $(STAMP)  ## Watch a real draft learn from its own traffic (up to 15 minut
 	$(BIN)/adaptive-spec demo --output demo-output
 
 test: $(STAMP)
-	$(BIN)/pytest -m 'not slow and not gpu' -n 2 --dist loadfile
+	$(BIN)/pytest -m 'not slow and not gpu and not faults' -n 2 --dist worksteal
 
 test-slow: $(STAMP)  ## The same promises on the real quickstart model
 	$(BIN)/pytest -m slow
+
+test-faults: $(STAMP)  ## What must not break the service, does not (docs/reliability.md), on SQLite and PostgreSQL
+	$(BIN)/pytest tests/faults
 
 test-many: $(STAMP)  ## Decoders and trainers on one PostgreSQL, killed and cut off; prints how fast the others follow
 	$(BIN)/pytest tests/slow/test_many_processes.py -s

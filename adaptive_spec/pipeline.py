@@ -151,7 +151,7 @@ class Pipeline:
                 self._refuse(run_id, candidate, report)
             release = self._publish(version, report.to_dict())
             self._record(calibrations, version)
-            update_run(self.database, run_id, state="passed", release=version, report=report.to_dict())
+            self._update(run_id, state="passed", release=version, report=report.to_dict())
             return release
         except GateRefused:
             raise
@@ -161,8 +161,8 @@ class Pipeline:
         except Exception as error:
             if isinstance(error, SQLAlchemyError):  # the database was away; the run may go on when it is back
                 over = not (work / CHECKPOINT_NAME).exists()
-            if get_run(self.database, run_id).state not in ("failed", "cancelled"):
-                update_run(self.database, run_id, state="failed", error=f"{type(error).__name__}: {error}")
+            if self._row(run_id).state not in ("failed", "cancelled"):
+                self._update(run_id, state="failed", error=f"{type(error).__name__}: {error}")
             raise
         finally:
             if over:
@@ -245,7 +245,7 @@ class Pipeline:
 
     def _train(self, run_id: int, work: Path) -> None:
         """Run the child to its end, under the learning settings that the run began with."""
-        learning = LearningSettings.model_validate(get_run(self.database, run_id).settings)
+        learning = LearningSettings.model_validate(self._row(run_id).settings)
         (work / PAUSE_NAME).unlink(missing_ok=True)
         settings_file = work / _SETTINGS_NAME
         settings_file.touch(mode=0o600)  # a database URL may hold a password
@@ -253,18 +253,18 @@ class Pipeline:
         live_release(self.database, self.store)  # fetches it for the child, if it was made elsewhere
         arguments = ("--run-id", str(run_id), "--out", str(work))
         status, serving = self._run_child(run_id, work, "adaptive_spec.learning.run", *arguments)
-        update_run(self.database, run_id, report={"serving": serving})
+        self._update(run_id, report={"serving": serving})
         if status == 0:
             return
         self._end_if_cancelled(run_id, work)
         advice = _advice(work)
         if status < 0:
-            update_run(self.database, run_id, state="failed", error=f"Killed by signal {-status}. {advice}")
+            self._update(run_id, state="failed", error=f"Killed by signal {-status}. {advice}")
             raise RunInterrupted(f"Run {run_id} was killed by signal {-status}. {advice}")
-        told = get_run(self.database, run_id).error
+        told = self._row(run_id).error
         tail = (work / "log").read_text(errors="replace").strip().splitlines()[-1:] or ["no output"]
         reason = told or f"exit status {status}: {tail[0]}"
-        update_run(self.database, run_id, state="failed", error=reason)
+        self._update(run_id, state="failed", error=reason)
         raise RunError(f"Run {run_id} failed: {reason}")
 
     def _run_child(self, run_id: int, work: Path, module: str, *arguments: str) -> tuple[int, dict[str, Any]]:
@@ -279,10 +279,10 @@ class Pipeline:
                 env=environment,
             )
         try:
-            update_run(self.database, run_id, pid=child.pid)
+            self._update(run_id, pid=child.pid)
             serving = self.yielding.follow(partial(_ended, child), partial(_pause, work / PAUSE_NAME))
             status = child.wait()
-            update_run(self.database, run_id, pid=os.getpid())
+            self._update(run_id, pid=os.getpid())
         finally:
             child.kill()  # the database was away: nobody would follow it any more
             child.wait()
@@ -291,7 +291,7 @@ class Pipeline:
 
     def _end_if_cancelled(self, run_id: int, work: Path) -> None:
         if reason := self._cancelled:
-            update_run(self.database, run_id, state="cancelled", error=f"{reason} {_advice(work)}")
+            self._update(run_id, state="cancelled", error=f"{reason} {_advice(work)}")
             raise RunInterrupted(f"Run {run_id} was cancelled. {_advice(work)}")
 
     def _judged(self, judgement: Judgement, live: Release) -> GateReport:
@@ -369,15 +369,22 @@ class Pipeline:
         version, name = candidate.version, bundle_name(candidate.version)
         folder = name if (self.store.folder / name).exists() else None
         refuse(self.database, version, candidate.live.version, report.to_dict(), folder)
-        update_run(self.database, run_id, state="refused", release=version, report=report.to_dict())
+        self._update(run_id, state="refused", release=version, report=report.to_dict())
         raise GateRefused(f"Release {version} was refused: {'; '.join(report.reasons)}")
 
     def _record(self, calibrations: Mapping[str, DomainCalibration], version: int) -> None:
         for name, calibration in calibrations.items():
             add_calibration(self.database, name, calibration.thresholds, calibration.report, version)
 
+    def _row(self, run_id: int) -> RunRecord:
+        return self.database.outlast(lambda: get_run(self.database, run_id), lambda: bool(self._cancelled))
+
+    def _update(self, run_id: int, **changes: Any) -> None:
+        """Change the run's row.  A database that is away is waited for: else the row says for ever that it runs."""
+        self.database.outlast(lambda: update_run(self.database, run_id, **changes), lambda: bool(self._cancelled))
+
     def _tell(self, run_id: int, phase: str) -> None:
-        update_run(self.database, run_id, progress={"phase": phase})
+        self._update(run_id, progress={"phase": phase})
 
 
 @dataclass(frozen=True, slots=True)

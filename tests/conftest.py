@@ -4,12 +4,15 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from adaptive_spec.models.loading import ModelPair, pair_of
+from tests.postgresql import PostgreSQL
 
 torch.set_num_threads(1)
 
@@ -43,12 +46,23 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     return wrapped
 
 
-@pytest.fixture(scope="session")
-def pair() -> ModelPair:
-    """A target and a draft that is the target with noise: it agrees often, not always."""
-    target, draft = tiny_model(0), tiny_model(0)
+def noisy(model: LlamaForCausalLM) -> LlamaForCausalLM:
+    """Add noise to a model, in place: a draft that agrees with what it was often, not always."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for parameter in draft.parameters():
+        for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator) * parameter.std() * 0.1)
-    return pair_of(target, draft, byte_tokenizer(), "tiny")
+    return model
+
+
+@pytest.fixture(scope="session")
+def pair() -> ModelPair:
+    """A target and a draft that agrees with it often, not always."""
+    return pair_of(tiny_model(0), noisy(tiny_model(0)), byte_tokenizer(), "tiny")
+
+
+@pytest.fixture(scope="session")
+def postgresql_server() -> Iterator[PostgreSQL]:
+    server = PostgreSQL()
+    yield server
+    server.close()

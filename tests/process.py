@@ -1,5 +1,6 @@
 """The real service in a process of its own, on tiny models."""
 
+import contextlib
 import json
 import os
 import socket
@@ -7,23 +8,28 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.children import PATIENCE
 from tests.conftest import byte_tokenizer, tiny_model
 
 
-def environment_of(tmp_path: Path, **more: Any) -> tuple[dict[str, str], int]:
-    """Write models and return the environment of a service that uses them, and a free port."""
-    for name, model in (("target", tiny_model(0)), ("draft", tiny_model(7, layers=1))):
-        model.save_pretrained(tmp_path / name)
-        byte_tokenizer().save_pretrained(tmp_path / name)
+def environment_of(tmp_path: Path, models: Path | None = None, **more: Any) -> tuple[dict[str, str], int]:
+    """Return the environment of a service that keeps everything in ``tmp_path``, and a free port.
+
+    Args:
+        models: a folder with ``target`` and ``draft``; None: they are written to ``tmp_path``.
+        more: settings by the names of their variables, without the prefix.
+    """
+    models = models or _write_models(tmp_path)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     settings = {
-        "MODEL__TARGET": tmp_path / "target",
-        "MODEL__DRAFT": tmp_path / "draft",
+        "MODEL__TARGET": models / "target",
+        "MODEL__DRAFT": models / "draft",
         "MODEL__THREADS": 1,
         "DECODER__MAX_CONTEXT_TOKENS": 128,
         "RECORDS__URL": f"sqlite:///{tmp_path / 'r.db'}",
@@ -35,10 +41,17 @@ def environment_of(tmp_path: Path, **more: Any) -> tuple[dict[str, str], int]:
     return environment, port
 
 
+def _write_models(folder: Path) -> Path:
+    for name, model in (("target", tiny_model(0)), ("draft", tiny_model(7, layers=1))):
+        model.save_pretrained(folder / name)
+        byte_tokenizer().save_pretrained(folder / name)
+    return folder
+
+
 def call(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
     data = json.dumps(body).encode() if body is not None else None
     request = urllib.request.Request(url, data, {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=30) as reply:
+    with urllib.request.urlopen(request, timeout=30 * PATIENCE) as reply:
         found: dict[str, Any] = json.load(reply)
         return found
 
@@ -54,19 +67,43 @@ def launch(environment: dict[str, str], port: int, log: Path, *flags: str) -> "s
         )
 
 
-def wait_until_ready(process: "subprocess.Popen[bytes]", port: int, log: Path, seconds: float = 90) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        assert process.poll() is None, log.read_text()[-2000:]
-        try:
-            call(f"http://127.0.0.1:{port}/readyz")
-            return
-        except OSError:
-            time.sleep(0.1)
-    raise AssertionError(log.read_text()[-2000:])
+def wait_until_ready(process: "subprocess.Popen[bytes]", port: int, log: Path, seconds: float = 120) -> None:
+    try:
+        until(lambda: _is_ready(process, port), seconds)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise AssertionError(log.read_text()[-2000:]) from None
 
 
 def start(environment: dict[str, str], port: int, log: Path) -> "subprocess.Popen[bytes]":
     process = launch(environment, port, log)
     wait_until_ready(process, port, log)
     return process
+
+
+def _is_ready(process: "subprocess.Popen[bytes]", port: int) -> bool:
+    if process.poll() is not None:
+        raise RuntimeError("it has ended")
+    return call(f"http://127.0.0.1:{port}/readyz") == {"status": "ok"}
+
+
+def stop(process: "subprocess.Popen[bytes]") -> None:
+    """End a service as an operator does, if it still runs."""
+    process.terminate()
+    try:
+        process.wait(90 * PATIENCE)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def until(found: Callable[[], Any], seconds: float = 60.0) -> Any:
+    """Wait until something is so, and return it.  A service that does not answer is asked again."""
+    deadline = time.monotonic() + seconds * PATIENCE
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            if result := found():
+                return result
+        time.sleep(0.05)
+    raise AssertionError("it did not come true in time")

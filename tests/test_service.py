@@ -2,7 +2,6 @@
 
 import copy
 import os
-import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +10,6 @@ from typing import Any
 
 import pytest
 from peft import LoraConfig, get_peft_model
-from safetensors.torch import load_file, save_file
 from sqlalchemy import text
 from starlette.testclient import TestClient
 
@@ -19,7 +17,7 @@ from adaptive_spec.core import Request, SamplingParams
 from adaptive_spec.errors import ReleaseError, RunError
 from adaptive_spec.learning.yielding import Yielding
 from adaptive_spec.records.events import EventRecord, list_events
-from adaptive_spec.records.releases import add_release, get_release, set_live
+from adaptive_spec.records.releases import get_release
 from adaptive_spec.records.runs import get_run, list_runs
 from adaptive_spec.records.statistics import domain_statistics
 from adaptive_spec.releases.bundle import bundle_name, write_bundle
@@ -217,8 +215,7 @@ def test_a_stale_draft_retrains_and_a_rise_does_not(settings: Settings) -> None:
         time.sleep(0.05)
     (run,) = runs
     assert run.trigger == "drift"
-    wait(service, run.id)
-    service.stop()
+    service.stop()  # which cancels it
 
 
 def test_drift_does_not_wait_for_a_run(settings: Settings) -> None:
@@ -241,26 +238,6 @@ def test_drift_can_be_turned_off(settings: Settings) -> None:
     service.stop()
 
 
-def test_a_damaged_release_is_refused_while_requests_run(service: Service, settings: Settings) -> None:
-    before = serve(service, 40, "a")
-    run_id = service.retrain("person")
-    assert wait(service, run_id) == "passed"
-    version = get_run(service.database, run_id).release
-    assert version is not None
-    service.rollback(0, "test")
-    weights = settings.releases.folder / f"release-{version:06d}" / "adapter" / "adapter_model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(ReleaseError):
-        service.rollback(version, "try the damaged one")
-    set_live(service.database, version, "pointed to by a person who did not look", by_person=True)
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline and not _refused(service):
-        time.sleep(0.1)
-    assert serve(service, 5, "a") == before[:5]
-    assert service.engine.release.version == 0
-    assert _refused(service)
-
-
 def test_a_refused_release_is_forced_on_record(service: Service, settings: Settings, tmp_path: Path) -> None:
     before = serve(service, 8, "a")
     adapter = tmp_path / "adapter"
@@ -280,55 +257,6 @@ def test_a_refused_release_is_forced_on_record(service: Service, settings: Setti
     assert get_release(service.database, 1).report["override"]["checks"] == ["goodput"]
 
 
-@pytest.mark.parametrize("damage", ["truncated", "misshapen", "nan"])
-def test_a_bad_adapter_in_a_sound_bundle_is_refused_while_requests_run(
-    service: Service, settings: Settings, tmp_path: Path, damage: str
-) -> None:
-    """The manifest fits the bad file, so only a look at the tensors themselves can refuse it."""
-    before = serve(service, 8, "a")
-    adapter = tmp_path / "adapter"
-    get_peft_model(copy.deepcopy(service.pair.draft), LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(
-        str(adapter)
-    )
-    named = _damage(adapter / "adapter_model.safetensors", damage)
-    provenance = {"parent": 0, "hashes": dict(service.pair.hashes)}
-    write_bundle(settings.releases.folder, 1, adapter=adapter, thresholds={}, provenance=provenance)
-    add_release(service.database, 1, bundle_name(1), 0, {})
-    params = SamplingParams(max_tokens=60, ignore_eos=True, chain_length=3)
-    running = [service.engine.submit(Request(f"long-{i}", (i, 7, 9), params, domain="a")) for i in range(4)]
-    with pytest.raises(ReleaseError, match=named):
-        service.rollback(1, "try the bad one")
-    set_live(service.database, 1, "pointed to by another process that did not look")
-    assert all(stream.collect()[2].finish_reason == "length" for stream in running)
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline and not _refused(service):
-        assert serve(service, 8, "a") == before
-    (refusal,) = [event for event in list_events(service.database, limit=50) if event.kind == "release_refused"]
-    assert re.search(named, refusal.detail["reason"])
-    assert service.engine.release.version == 0
-    assert serve(service, 8, "a") == before
-
-
-def _damage(weights: Path, damage: str) -> str:
-    """Damage an adapter's file; return what the refusal must name."""
-    if damage == "truncated":
-        weights.write_bytes(weights.read_bytes()[:-100])
-        return "cannot be read"
-    tensors = load_file(weights)
-    name = sorted(tensors)[0]
-    if damage == "misshapen":
-        save_file({**tensors, name: tensors[name][:, :-1].contiguous()}, weights)
-        return f"{re.escape(name)} has shape"
-    tensors[name][0, 0] = float("nan")
-    save_file(tensors, weights)
-    return f"{re.escape(name)} holds values that are not finite"
-
-
-def _refused(service: Service) -> bool:
-    service.writer.flush(10)
-    return any(event.kind == "release_refused" for event in list_events(service.database, limit=50))
-
-
 def test_too_little_data_fails_the_run_with_advice(service: Service) -> None:
     serve(service, 2, "a")
     with TestClient(create_app(service)) as client:
@@ -343,7 +271,7 @@ def test_too_little_data_fails_the_run_with_advice(service: Service) -> None:
 
 
 def test_new_traces_start_a_run_and_a_cool_down_holds_the_next(settings: Settings) -> None:
-    schedule = settings.schedule.model_copy(update={"retrain_new_traces": 20, "poll_seconds": 1.0})
+    schedule = settings.schedule.model_copy(update={"retrain_new_traces": 20, "poll_seconds": 0.3})
     learning = settings.learning.model_copy(update={"max_epochs": 1})
     service = Service(settings.model_copy(update={"schedule": schedule, "learning": learning}))
     service.start()
@@ -357,7 +285,7 @@ def test_new_traces_start_a_run_and_a_cool_down_holds_the_next(settings: Setting
     serve_short(service, 40, 17)
     declined = until(lambda: list_events(service.database, kind="retrain_declined")[:-1])
     assert declined[0].detail["kind"] == "cooldown" and declined[0].detail["trigger"] == "volume"
-    time.sleep(2.5)
+    time.sleep(1.0)  # three looks
     assert len(list_events(service.database, kind="retrain_declined")) == 2  # told once each
     service.stop()
 
@@ -425,7 +353,7 @@ def test_a_run_that_ended_with_its_service_goes_on_with_the_next(settings: Setti
     again.stop()
     third = Service(settings)  # once is enough: what failed twice may fail always
     third.start()
-    time.sleep(2)
+    time.sleep(0.5)
     assert [(run.id, run.state) for run in list_runs(third.database)] == [(run_id, "cancelled")]
     third.stop()
 

@@ -93,7 +93,8 @@ class DriftAnswers:
         span = timedelta(hours=self._settings.cooldown_hours)
         for event in list_events(self._database, 1_000, DRIFT_ANSWER):
             same = event.detail["action"] == action and (action == RETRAIN or event.domain == domain)
-            if same and event.detail["started"] and datetime.now(UTC) - event.at < span:
+            lately = abs(datetime.now(UTC) - event.at) < span  # abs: the clock may have been ahead at that time
+            if same and event.detail["started"] and lately:
                 hours = self._settings.cooldown_hours
                 return f"a drift did the same at {event.at:%Y-%m-%d %H:%M} UTC and drift.cooldown_hours is {hours:g}"
         return ""

@@ -9,6 +9,7 @@ nothing.  It may be killed at any moment: started again with the same folder, it
 
 import argparse
 import json
+import logging
 import os
 import sys
 import time
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from sqlalchemy.exc import InterfaceError, OperationalError
 
 from adaptive_spec.core import POOLED, Release, Trace
 from adaptive_spec.errors import NotEnoughDataError, RunError
@@ -52,6 +54,8 @@ from adaptive_spec.releases.paired import MIN_REQUESTS
 from adaptive_spec.releases.registry import live_release
 from adaptive_spec.settings import Settings
 
+logger = logging.getLogger(__name__)
+
 REPORT_NAME = "distil.json"
 PAUSE_NAME = "pause"  # while this file is there, the run waits between two steps
 _PROGRESS_SECONDS = 1.0
@@ -74,7 +78,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         limit_memory(settings.learning.memory_limit_bytes)
         train(database, settings, given.run_id, given.out)
     except Exception as error:
-        update_run(database, given.run_id, state="failed", error=told(error, settings.learning.memory_limit_bytes))
+        reason, service = told(error, settings.learning.memory_limit_bytes), os.getppid()
+        database.outlast(
+            lambda: update_run(database, given.run_id, state="failed", error=reason),
+            lambda: os.getppid() != service,
+        )
         raise
     finally:
         database.close()
@@ -139,7 +147,7 @@ def train(database: Database, settings: Settings, run_id: int, out: Path) -> Non
     training = {name: value for name, value in report.to_dict().items() if name != "history"}
     gain = gained(was, would, sum(trace.at >= learned_at for trace in traces) if learned_at else len(traces))
     found = {"training": training, "own_adapters": contests, "gain": None if gain is None else asdict(gain)}
-    update_run(database, run_id, report=found)
+    tell.report(found)
     summary = {
         "held_out_agreement": report.agreement_after,
         "held_out_acceptance_length": report.acceptance_length_after,
@@ -193,9 +201,18 @@ class RunTeller:
             self._end_if_alone()
         return time.monotonic() - began
 
+    def report(self, report: dict[str, Any]) -> None:
+        """Add to the row's report, however long the database is away."""
+        self._database.outlast(
+            lambda: update_run(self._database, self._run_id, report=report), lambda: os.getppid() != self._parent
+        )
+
     def _tell(self, progress: dict[str, Any]) -> None:
         self._last = time.monotonic()
-        update_run(self._database, self._run_id, progress=progress)
+        try:
+            update_run(self._database, self._run_id, progress=progress)
+        except (OperationalError, InterfaceError) as error:  # the next report comes soon; the work goes on
+            logger.warning("progress cannot be told: %s", error)
 
     def _end_if_alone(self) -> None:
         if os.getppid() != self._parent:

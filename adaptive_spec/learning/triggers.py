@@ -99,7 +99,8 @@ def decline(
         came = f"{facts.num_new_traces} traces came since the last run"
         return Decline(DATA, f"{came} and schedule.min_new_traces is {schedule.min_new_traces}")
     span = timedelta(hours=schedule.cooldown_hours)
-    if facts.last_run_at is not None and now - facts.last_run_at < span:
+    # abs: a run that a clock which was ahead dated to the future must not hold all others until then.
+    if facts.last_run_at is not None and abs(now - facts.last_run_at) < span:
         began = f"the last run began at {facts.last_run_at:%Y-%m-%d %H:%M} UTC"
         return Decline(COOLDOWN, f"{began} and schedule.cooldown_hours is {schedule.cooldown_hours:g}")
     expected = expected_gain_share(facts) if trigger in _ASKED_FOR_GAIN else None

@@ -5,15 +5,16 @@ psycopg 3.  Nobody outside this room opens a session.
 """
 
 import json
+import logging
 import math
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from alembic import command
 from alembic.config import Config
@@ -21,7 +22,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, create_engine, event, func, make_url, select, text
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 from sqlalchemy.util import immutabledict
@@ -30,7 +31,12 @@ from adaptive_spec.errors import RecordsError
 from adaptive_spec.records.insertion import insert_rows
 from adaptive_spec.records.tables import Base, StepRow
 
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
 BUSY_TIMEOUT_MS = 30_000
+_OUTAGE_RETRY_SECONDS = (0.1, 5.0)  # first and longest wait
 _WAL_RETRY_SECONDS = 0.02
 UPGRADE_COMMAND = "adaptive-spec db upgrade"
 _UPGRADE_LOCK = 7_214_031_905  # one migrating process at a time on PostgreSQL
@@ -91,6 +97,23 @@ class Database:
         with Session(self.engine, expire_on_commit=False) as session, session.begin():
             session.connection(execution_options=immutabledict(options))
             yield session
+
+    def outlast(self, work: Callable[[], Result], give_up: Callable[[], bool] = lambda: False) -> Result:
+        """Do a unit of work, again and again while the database is away, and return its result.
+
+        Args:
+            give_up: asked after each failure whether to raise it instead.
+        """
+        wait_seconds, longest = _OUTAGE_RETRY_SECONDS
+        while True:
+            try:
+                return work()
+            except (OperationalError, InterfaceError) as error:
+                if give_up():
+                    raise
+                logger.warning("the database %s is away, tried again in %.1f s: %s", self, wait_seconds, error)
+            time.sleep(wait_seconds)
+            wait_seconds = min(2 * wait_seconds, longest)
 
     def insert_new(self, session: Session, table: type[Base], rows: Sequence[dict[str, Any]]) -> None:
         """Insert rows, passing over those whose unique key is there already, so that a retry is harmless."""

@@ -6,7 +6,8 @@ decided in ``quota`` and ``retention``.
 """
 
 import logging
-import time
+import os
+import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -170,9 +171,10 @@ class TraceStore:
         """Delete half-written shards and shards without rows, and return how many.
 
         Args:
-            min_age_seconds: younger files stay: another process may be about to commit their rows.
+            min_age_seconds: younger files stay: another process may be about to commit their rows.  Their age is told
+                by the clock that dates them: this machine's may be off, or the folder another's.
         """
-        newest = time.time() - min_age_seconds
+        newest = _now_in(self.folder) - min_age_seconds
         files = [path for path in self.folder.iterdir() if path.suffix in (SUFFIX, UNFINISHED)]
         with self.database.session_scope(read_only=True) as session:  # after the listing: rows come after files
             known = set(session.scalars(select(TraceRow.shard).distinct()))
@@ -269,6 +271,12 @@ def _by_shard(rows: Any) -> dict[str, list[TraceRow]]:
     for row in rows:
         by_shard[row.shard].append(row)
     return by_shard
+
+
+def _now_in(folder: Path) -> float:
+    """The time by the clock that dates the files of a folder."""
+    with tempfile.NamedTemporaryFile(prefix=".clock-", dir=folder) as file:
+        return os.fstat(file.fileno()).st_mtime
 
 
 def _modified(path: Path) -> float:

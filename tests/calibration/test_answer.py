@@ -87,6 +87,10 @@ def test_cool_down(database: Database) -> None:
         session.execute(update(EventRow).values(at=datetime.now(UTC) - timedelta(hours=6, minutes=1)))
     again.answers.answer([drift(), drift("calibration")])
     assert again.taken == ["retrain", ("code", 70)]
+    with database.session_scope() as session:  # the clock was ahead then
+        session.execute(update(EventRow).values(at=datetime.now(UTC) + timedelta(days=400)))
+    again.answers.answer([drift()])
+    assert again.taken == ["retrain", ("code", 70), "retrain"]
 
 
 def test_what_could_not_start_is_told_and_cools_nothing(database: Database) -> None:

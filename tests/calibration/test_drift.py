@@ -71,7 +71,7 @@ def count_alarms(stream: list[Unit], alarm_steps: int) -> int:
     return sum(detector.add(unit) is not None for unit in stream)
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.15, 0.25])
+@pytest.mark.parametrize("spread", [0.0, pytest.param(0.15, marks=pytest.mark.slow), 0.25])
 def test_false_alarms_are_as_rare_as_asked(spread: float) -> None:
     """Five runs of 400,000 steps, enough to tell the rate from twice the rate.  Not far rarer either."""
     streams = [units(400_000, spread, seed) for seed in range(5)]

@@ -1,5 +1,6 @@
 """Thresholds are certified as often as is promised, and nothing is certified from too little."""
 
+import functools
 import math
 from dataclasses import replace
 
@@ -136,8 +137,15 @@ def test_a_backtest_sees_traffic_that_turned() -> None:
 # ---- the promise, on planted traffic
 
 
-POPULATION = replay(LOGITS, planted(20_000, seed=1))
-BUDGET = 0.99 * share_of(Rule("logits", min_similarity=0.6), [POPULATION])  # about .05; who guesses takes that rule
+@functools.cache
+def population() -> Replayed:
+    return replay(LOGITS, planted(20_000, seed=1))
+
+
+@functools.cache
+def budget() -> float:
+    """About .05; who guesses takes that rule."""
+    return 0.99 * share_of(Rule("logits", min_similarity=0.6), [population()])
 
 
 def test_planted_traffic_has_the_shares_that_can_be_computed() -> None:
@@ -150,7 +158,7 @@ def test_planted_traffic_has_the_shares_that_can_be_computed() -> None:
 
 def optimistic(replayed: Replayed) -> Rule:
     """The loosest rule whose share on record is within the budget, without any test."""
-    fitting = np.flatnonzero(replayed.shares.mean(-1) <= BUDGET)
+    fitting = np.flatnonzero(replayed.shares.mean(-1) <= budget())
     return replayed.rules[fitting[-1]]
 
 
@@ -159,10 +167,10 @@ def test_in_200_resamplings_the_budget_is_exceeded_no_more_often_than_stated(num
     """Against the expected share, which the population's mean is; and a chooser without a test must fail this."""
     random, exceeded, reckless, relaxed = np.random.default_rng(0), 0, 0, 0
     for _ in range(200):
-        drawn = POPULATION.take(random.integers(0, POPULATION.num_requests, num_requests))
-        chosen = choose([drawn], BUDGET, CONFIDENCE).rule
-        exceeded += share_of(chosen, [POPULATION]) > BUDGET
-        reckless += share_of(optimistic(drawn), [POPULATION]) > BUDGET
+        drawn = population().take(random.integers(0, population().num_requests, num_requests))
+        chosen = choose([drawn], budget(), CONFIDENCE).rule
+        exceeded += share_of(chosen, [population()]) > budget()
+        reckless += share_of(optimistic(drawn), [population()]) > budget()
         relaxed += chosen.verifier != "exact"
     allowed = binom.ppf(0.999, 200, 1 - CONFIDENCE)  # an honest chooser is above it once in a thousand runs
     assert exceeded <= allowed < reckless
@@ -171,6 +179,6 @@ def test_in_200_resamplings_the_budget_is_exceeded_no_more_often_than_stated(num
 
 def test_two_verifiers_keep_the_promise_together() -> None:
     paths = [replay(path(name, Rule()), planted(5000, seed=2)) for name in ("logits", "hybrid", "ngram")]
-    samples = resample([its.take(slice(600)) for its in paths], BUDGET, CONFIDENCE, 200, seed=1)
-    assert sum(sample.expected_share > BUDGET for sample in samples) <= binom.ppf(0.999, 200, 1 - CONFIDENCE)
+    samples = resample([its.take(slice(600)) for its in paths], budget(), CONFIDENCE, 200, seed=1)
+    assert sum(sample.expected_share > budget() for sample in samples) <= binom.ppf(0.999, 200, 1 - CONFIDENCE)
     assert any(sample.relaxed for sample in samples)

@@ -1,5 +1,6 @@
 """The watch on a real database: what it finds, what it keeps apart, and what outages and restarts do to it."""
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,26 @@ BASE = Release()
 def database(tmp_path: Path) -> Iterator[Database]:
     database = Database(f"sqlite:///{tmp_path / 'records.db'}")
     database.upgrade()
+    yield database
+    database.close()
+
+
+@pytest.fixture(scope="module")
+def stale(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database in which a draft has grown stale, recorded once and never written to."""
+    path = tmp_path_factory.mktemp("stale") / "records.db"
+    database = Database(f"sqlite:///{path}")
+    database.upgrade()
+    record_requests(database, 150, 0.6, name="before")
+    record_requests(database, 80, 0.3, confidence=0.3, name="after", seed=1)
+    database.close()  # which brings all of it into the one file
+    return path
+
+
+@pytest.fixture
+def stale_database(stale: Path, tmp_path: Path) -> Iterator[Database]:
+    """A copy of it."""
+    database = Database(f"sqlite:///{shutil.copy(stale, tmp_path / 'stale.db')}")
     yield database
     database.close()
 
@@ -114,25 +135,21 @@ def test_a_release_starts_anew(database: Database) -> None:
     assert {(state.release, state.num_steps) for state in watch.states} == {(0, 150 * STEPS)}
 
 
-def test_a_restart_resumes_and_tells_nothing_twice(database: Database) -> None:
-    first = DriftWatch(database, SETTINGS)
-    record_requests(database, 150, 0.6, name="before")
-    record_requests(database, 80, 0.3, confidence=0.3, name="after", seed=1)
+def test_a_restart_resumes_and_tells_nothing_twice(stale_database: Database) -> None:
+    first = DriftWatch(stale_database, SETTINGS)
     assert len(poll(first)) == 1
-    second = DriftWatch(database, SETTINGS)
+    second = DriftWatch(stale_database, SETTINGS)
     assert poll(second) == [] and second.states == first.states
-    assert len(told(database)) == 1
-    record_requests(database, 80, 0.9, confidence=0.9, name="later", seed=2)
+    assert len(told(stale_database)) == 1
+    record_requests(stale_database, 80, 0.9, confidence=0.9, name="later", seed=2)
     assert [drift.shift.direction for drift in poll(second)] == ["up"]
 
 
-def test_a_life_that_ended_before_it_told_is_made_up_for(database: Database) -> None:
-    record_requests(database, 150, 0.6, name="before")
-    record_requests(database, 80, 0.3, confidence=0.3, name="after", seed=1)
-    replay(database, SETTINGS, BASE)
-    assert told(database) == []
-    poll(DriftWatch(database, SETTINGS))
-    assert told(database) == [("code", "acceptance", "down")]
+def test_a_life_that_ended_before_it_told_is_made_up_for(stale_database: Database) -> None:
+    replay(stale_database, SETTINGS, BASE)
+    assert told(stale_database) == []
+    poll(DriftWatch(stale_database, SETTINGS))
+    assert told(stale_database) == [("code", "acceptance", "down")]
 
 
 def test_small_batches_read_the_same(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,9 +163,9 @@ def test_small_batches_read_the_same(database: Database, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("failing", range(1, 12))
-def test_an_outage_loses_nothing(database: Database, monkeypatch: pytest.MonkeyPatch, failing: int) -> None:
+def test_an_outage_loses_nothing(stale_database: Database, monkeypatch: pytest.MonkeyPatch, failing: int) -> None:
     """Whichever unit of work fails, reading or storing, the next poll makes up for it."""
-    real, calls = database.session_scope, 0
+    real, calls = stale_database.session_scope, 0
 
     @contextmanager
     def session_scope(**arguments: Any) -> Iterator[Any]:
@@ -159,11 +176,9 @@ def test_an_outage_loses_nothing(database: Database, monkeypatch: pytest.MonkeyP
         with real(**arguments) as session:
             yield session
 
-    record_requests(database, 150, 0.6, name="before")
-    record_requests(database, 80, 0.3, confidence=0.3, name="after", seed=1)
-    expected = replay(database, SETTINGS, BASE)
-    watch, found, outages = DriftWatch(database, SETTINGS), [], 0
-    monkeypatch.setattr(database, "session_scope", session_scope)
+    expected = replay(stale_database, SETTINGS, BASE)
+    watch, found, outages = DriftWatch(stale_database, SETTINGS), [], 0
+    monkeypatch.setattr(stale_database, "session_scope", session_scope)
     for _ in range(8):
         try:
             found += watch.poll(BASE)
@@ -172,5 +187,5 @@ def test_an_outage_loses_nothing(database: Database, monkeypatch: pytest.MonkeyP
     monkeypatch.undo()
     assert outages == 2
     assert [drift.stream for drift in found] == ["acceptance"]
-    assert told(database) == [("code", "acceptance", "down")]
+    assert told(stale_database) == [("code", "acceptance", "down")]
     assert watch.states == expected

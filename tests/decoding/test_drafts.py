@@ -1,5 +1,6 @@
 """Several drafts in one batch, trimmed heads, static shapes: nothing of it may change what the target says."""
 
+import functools
 from collections.abc import Iterator
 
 import pytest
@@ -206,7 +207,10 @@ def test_static_shapes_change_no_token_and_are_few(
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch uses its own deprecated parts when it compiles
-def test_compiled_forwards_change_no_token(pair: ModelPair) -> None:
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_forwards_change_no_token(pair: ModelPair, monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    """``aot_eager`` captures the same graphs and runs them as they are; what takes long is the compiler of C++."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     engine = Engine(pair, SETTINGS.model_copy(update={"static_shapes": "on", "compile": "default"}))
     engine.start()
     engine.swap(LoadedRelease(Release(1), to_target(pair))).result()

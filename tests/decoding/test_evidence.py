@@ -56,8 +56,15 @@ def settings(request: pytest.FixtureRequest) -> Iterator[DecoderSettings]:
     yield SETTINGS.model_copy(update={"static_shapes": "off" if request.param == "walk" else "on"})
 
 
-@pytest.mark.parametrize("allowed_only", [False, True])
-@pytest.mark.parametrize("drafter", ["model", "combined"])
+@pytest.mark.parametrize(
+    ("drafter", "allowed_only"),
+    [
+        ("model", False),
+        ("combined", True),
+        pytest.param("model", True, marks=pytest.mark.slow),
+        pytest.param("combined", False, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("params", [PARAMS, SAMPLED, replace(SAMPLED, top_p=0.9, presence_penalty=0.3)])
 def test_measuring_changes_nothing(
     pair: ModelPair, settings: DecoderSettings, params: SamplingParams, drafter: str, allowed_only: bool

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from adaptive_spec.errors import NotEnoughDataError, ReleaseError
-from adaptive_spec.learning.distil import distil
+from adaptive_spec.learning.distil import DistilReport, distil
 from adaptive_spec.learning.evaluate import score
 from adaptive_spec.learning.losses import LOSSES
 from adaptive_spec.releases.bundle import load_adapter_delta
@@ -69,11 +69,17 @@ def test_the_same_seed_gives_the_same_adapter() -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.fixture(scope="module")
+def parent(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, DistilReport]:
+    """An adapter of rank 8 that has learned, and its report."""
+    model, report = distil(tiny_draft(), toy_traces(60, seed=1), toy_traces(6, seed=2), FAST, ignore)
+    return save(model, tmp_path_factory.mktemp("parent")), report
+
+
 @pytest.mark.parametrize("rank", [4, 8, 12])
-def test_it_continues_from_the_parent_at_any_rank(rank: int, tmp_path: Path) -> None:
+def test_it_continues_from_the_parent_at_any_rank(rank: int, parent: tuple[Path, DistilReport], tmp_path: Path) -> None:
     traces, held_out = toy_traces(60, seed=1), toy_traces(6, seed=2)
-    parent, first = distil(tiny_draft(), traces, held_out, FAST, ignore)
-    folder = save(parent, tmp_path / "parent")
+    folder, first = parent
     settings = FAST.model_copy(update={"rank": rank, "time_limit_seconds": 1e-9})
     model, report = distil(tiny_draft(), traces, held_out, settings, ignore, folder)
     assert (report.stopped, report.steps) == ("time_limit", 0)

@@ -103,3 +103,10 @@ def test_the_better_of_the_last_runs_speaks() -> None:
 def test_nothing_is_held_against_a_first_run() -> None:
     assert expected_gain_share(READY) is None
     assert decline("schedule", replace(READY, learned_at=None, last_run_at=None), SCHEDULE, LEARNING, NOW) is None
+
+
+def test_a_run_of_a_clock_that_was_ahead_holds_nobody_until_then() -> None:
+    facts = replace(READY, last_run_at=NOW + 100 * HOUR)
+    assert decline("schedule", facts, SCHEDULE, LEARNING, NOW) is None
+    soon = decline("schedule", replace(READY, last_run_at=NOW + HOUR), SCHEDULE, LEARNING, NOW)
+    assert soon is not None and soon.kind == "cooldown"

@@ -1,12 +1,13 @@
 """Makers of the things that the decoder reports, with numbers that are easy to check by hand."""
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import numpy
 
 from adaptive_spec.core import ChainEvidence, FinishedRequest, Position, Step, Trace
 from adaptive_spec.records.database import Database
-from adaptive_spec.records.tables import EvidenceRow, RequestRow, StepRow
+from adaptive_spec.records.tables import Base, EvidenceRow, RequestRow, StepRow
 from adaptive_spec.records.trace_statistics import trace_statistics
 from adaptive_spec.records.writer import row_of
 
@@ -139,14 +140,17 @@ def make_evidence(
     )
 
 
-_TABLES = {Step: StepRow, ChainEvidence: EvidenceRow, FinishedRequest: RequestRow}
+_TABLES: dict[type, type[Base]] = {Step: StepRow, ChainEvidence: EvidenceRow, FinishedRequest: RequestRow}
 
 
 def record(database: Database, *items: Step | ChainEvidence | FinishedRequest) -> None:
     """Store through the writer's own rows, without its thread."""
+    rows: dict[type[Base], list[dict[str, Any]]] = {}
+    for item in items:
+        rows.setdefault(_TABLES[type(item)], []).append(row_of(item))
     with database.session_scope() as session:
-        for item in items:
-            database.insert_new(session, _TABLES[type(item)], [row_of(item)])
+        for table, values in rows.items():
+            database.insert_new(session, table, values)
 
 
 def drop_counts(database: Database) -> dict[tuple[str, str], int]:

@@ -8,7 +8,7 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import MetaData, Table, insert, inspect, select, text
-from sqlalchemy.exc import StatementError
+from sqlalchemy.exc import InterfaceError, OperationalError, StatementError
 
 from adaptive_spec.errors import RecordsError
 from adaptive_spec.records.database import Database
@@ -199,3 +199,20 @@ def test_an_unreachable_server_is_named_without_its_password(tmp_path: Path) -> 
         database.check()
     assert "secret" not in str(caught.value)
     database.close()
+
+
+def test_work_outlasts_an_outage_until_somebody_gives_up(database: Database) -> None:
+    outcomes = iter([OperationalError("SELECT 1", {}, Exception("away")), InterfaceError("", {}, Exception("away")), 7])
+
+    def work() -> int:
+        if isinstance(outcome := next(outcomes), Exception):
+            raise outcome
+        return outcome
+
+    assert database.outlast(work) == 7
+    outcomes = iter([OperationalError("SELECT 1", {}, Exception("away")), 7])
+    with pytest.raises(OperationalError):
+        database.outlast(work, lambda: True)
+    outcomes = iter([KeyError("not an outage"), 7])
+    with pytest.raises(KeyError):
+        database.outlast(work)

@@ -120,6 +120,16 @@ def test_orphans_are_discarded_once_old_enough(store: TraceStore) -> None:
     assert len(list(store.folder.iterdir())) == 2
 
 
+def test_a_clock_that_is_ahead_discards_nothing_young(store: TraceStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    (store.folder / "another's.safetensors.unfinished").write_bytes(b"half")
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 86_400)
+    assert store.discard_orphans() == 0
+    os.utime(store.folder / "another's.safetensors.unfinished", (0, now() - 601))
+    monkeypatch.setattr(time, "time", lambda: now() - 86_400)
+    assert store.discard_orphans() == 1
+
+
 def test_a_damaged_or_missing_shard_is_passed_over(store: TraceStore, caplog: pytest.LogCaptureFixture) -> None:
     for seed in range(3):
         store.add([make_trace(seed)])

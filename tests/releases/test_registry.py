@@ -138,7 +138,12 @@ def test_a_rolled_back_release_is_never_picked_by_itself(database: Database, tmp
         put_live(database, tmp_path, 4, "again")
 
 
-def test_a_version_whose_folder_a_kill_left_behind_is_not_given_again(database: Database, tmp_path: Path) -> None:
-    write_and_publish(database, tmp_path, 1, 0)
-    (tmp_path / "release-000002").mkdir()
-    assert next_version(database, tmp_path) == 3
+def test_a_bundle_without_a_row_is_in_nobody_s_way(database: Database, tmp_path: Path) -> None:
+    """What a publisher leaves that is killed between the files and the row."""
+    assert next_version(database, tmp_path / "nowhere") == 1
+    write_bundle(tmp_path, 1, adapter=None, thresholds={}, provenance={})
+    (tmp_path / "release-notes").mkdir()
+    version = next_version(database, tmp_path)
+    assert write_and_publish(database, tmp_path, version, 0).version == version == 2
+    refuse(database, 5, 2, {"passed": False})
+    assert next_version(database, tmp_path) == 6
