@@ -42,7 +42,9 @@ def candidate(tmp_path: Path, live: int = 0, parent: int = 0) -> _Candidate:
     (work / "adapter" / "adapter_config.json").write_text("{}")
     (work / "adapter" / "adapter_model.safetensors").write_bytes(b"weights")
     provenance = {"parent": parent, "hashes": HASHES}
-    (work / "distil.json").write_text(json.dumps({"distil": {}, "vocabulary": None, "provenance": provenance}))
+    (work / "distil.json").write_text(
+        json.dumps({"distil": {}, "vocabulary": None, "domain_adapters": {}, "provenance": provenance})
+    )
     calibrations = {"code": DomainCalibration(Thresholds(temperature=1.5), {"source": "own"})}
     return _Candidate(5, work, calibrations, Release(live))
 
