@@ -21,7 +21,7 @@ import torch
 from adaptive_spec.bench.ours import measured_cost
 from adaptive_spec.core import Release, Trace
 from adaptive_spec.errors import GateRefused, NotEnoughDataError, SettingsError
-from adaptive_spec.learning.acceptance import drawn, ratio, sums_of
+from adaptive_spec.learning.acceptance import RequestSums, drawn, ratio, sums_of
 from adaptive_spec.learning.batches import completion_length
 from adaptive_spec.learning.counterfactual import judged_under
 from adaptive_spec.learning.distil import distil
@@ -32,7 +32,10 @@ from adaptive_spec.models.loading import ModelPair, load_pair
 from adaptive_spec.models.weights import DraftWeights
 from adaptive_spec.pipeline import Pipeline
 from adaptive_spec.records.database import Database
+from adaptive_spec.records.releases import get_release
+from adaptive_spec.records.runs import get_run
 from adaptive_spec.records.traces import TraceStore
+from adaptive_spec.releases.bundle import read_bundle
 from adaptive_spec.releases.registry import live_release
 from adaptive_spec.settings import Settings
 
@@ -74,7 +77,8 @@ def run_shift(
 
     A record says what one draft reaches on one domain: side (a replay, or ``ORACLE``), phase (``BEFORE`` the shift,
     ``AFTER`` it), logged (requests of the new domain), release, verdict (of the gate), domain, num_requests,
-    acceptance_length with its interval, seconds (of training).
+    acceptance_length with its interval, candidate_acceptance_length (of one that the gate refused: what it would have
+    been), seconds (of training).
 
     Args:
         out: a folder that is not there yet, or is empty.
@@ -93,7 +97,7 @@ def run_shift(
     pair = load_pair(settings.model)
     out.mkdir(parents=True, exist_ok=True)
     bench = _Bench(settings, pair, out, shift, held_out, tell)
-    bench.judge(Release(), side=ALL, phase=BEFORE, logged=0)
+    bench.judge(_Learnt(Release()), ALL, BEFORE, 0)
     bench.first([trace for domain in shift.first for trace in logged[domain]])
     for side in shift.replays:
         bench.side(side, logged[shift.then])
@@ -141,9 +145,8 @@ class _Bench:
         """Serve the first domains and learn them; every side goes on from there."""
         service = _Service(self, self.out / BEFORE, self.settings)
         service.log(traces)
-        release, verdict, seconds = service.learn()
+        self.judge(service.learn(), ALL, BEFORE, 0)
         service.close()
-        self.judge(release, side=ALL, phase=BEFORE, logged=0, verdict=verdict, seconds=seconds)
 
     def side(self, side: str, traces: Sequence[Trace]) -> None:
         """Serve the new domain alone, learning whenever ``every`` more requests are on record."""
@@ -155,8 +158,7 @@ class _Bench:
         for start in range(0, len(traces), self.shift.every):
             some = traces[start : start + self.shift.every]
             service.log(some)
-            release, verdict, seconds = service.learn()
-            self.judge(release, side, AFTER, start + len(some), verdict, seconds)
+            self.judge(service.learn(), side, AFTER, start + len(some))
         service.close()
 
     def oracle(self, traces: Sequence[Trace]) -> None:
@@ -166,26 +168,29 @@ class _Bench:
         learning = self.settings.learning.model_copy(update={"max_epochs": self.shift.oracle_epochs})
         model, report = distil(copy.deepcopy(self.pair.draft), fitted, selection, learning, self._told(ORACLE))
         judged = judge(model, self.held_out, heats=(1.0,))
-        self._record(judged, ORACLE, AFTER, len(traces), None, "", report.seconds)
+        self._record(judged, None, _Learnt(None, seconds=report.seconds), ORACLE, AFTER, len(traces))
 
-    def judge(
-        self, release: Release, side: str, phase: str, logged: int, verdict: str = "", seconds: float = 0.0
-    ) -> None:
+    def judge(self, learnt: "_Learnt", side: str, phase: str, logged: int) -> None:
+        """Judge the live release, and the candidate that the gate refused, if one was."""
+        assert learnt.live is not None
+        refused = None if learnt.refused is None else self._judged(learnt.refused)
+        self._record(self._judged(learnt.live), refused, learnt, side, phase, logged)
+
+    def _judged(self, release: Release) -> list[JudgedTrace]:
         self.tell("shift", f"judging release {release.version} on {len(self.held_out)} held-out requests")
-        judged = judged_under(self.weights, release, self.held_out)
-        self._record(judged, side, phase, logged, release.version, verdict, seconds)
+        return judged_under(self.weights, release, self.held_out)
 
     def _record(
         self,
         judged: Sequence[JudgedTrace],
+        refused: Sequence[JudgedTrace] | None,
+        learnt: "_Learnt",
         side: str,
         phase: str,
         logged: int,
-        version: int | None,
-        verdict: str,
-        seconds: float,
     ) -> None:
         sums = sums_of(judged, self.shift.chain_length)
+        candidate = None if refused is None else sums_of(refused, self.shift.chain_length)
         for domain in [*self.shift.first, self.shift.then]:
             its = sums.only(domain)
             draws = drawn(len(its.num_tokens), self.shift.seed)
@@ -194,15 +199,16 @@ class _Bench:
                 "side": side,
                 "phase": phase,
                 "logged": logged,
-                "release": version,
-                "verdict": verdict,
+                "release": None if learnt.live is None else learnt.live.version,
+                "verdict": learnt.verdict,
                 "domain": domain,
                 "is_new": domain == self.shift.then,
                 "num_requests": len(its.num_tokens),
                 "acceptance_length": found.value,
                 "acceptance_length_low": found.low,
                 "acceptance_length_high": found.high,
-                "seconds": seconds,
+                "candidate_acceptance_length": None if candidate is None else _length(candidate.only(domain)),
+                "seconds": learnt.seconds,
             }
             self.records.append(row)
             with (self.out / RECORDS_NAME).open("a", encoding="utf-8") as file:
@@ -213,6 +219,16 @@ class _Bench:
             self.tell("shift", f"{title}: step {progress.get('step', 0)} of {progress.get('steps', 0)}")
 
         return tell
+
+
+@dataclass(frozen=True, slots=True)
+class _Learnt:
+    """What came of a run.  live: the release that then serves, None for the oracle.  refused: by the gate."""
+
+    live: Release | None
+    verdict: str = ""
+    refused: Release | None = None
+    seconds: float = 0.0
 
 
 class _Service:
@@ -236,18 +252,29 @@ class _Service:
         now = datetime.now(UTC)
         self.store.add([replace(trace, at=now) for trace in traces])
 
-    def learn(self) -> tuple[Release, str, float]:
-        """Make a run; return the release that then is live, the gate's verdict and the seconds of training."""
+    def learn(self) -> _Learnt:
+        """Make a run and say what came of it."""
         run_id = self.pipeline.open_run(VOLUME)
         self.tell("shift", f"run {run_id} of {self.database.url}")
         began = datetime.now(UTC)
+        verdict, refused = "passed", None
         try:
             self.pipeline.retrain(run_id)
-            verdict = "passed"
         except GateRefused:
-            verdict = "refused"
+            verdict, refused = "refused", self._candidate(run_id)
         seconds = (datetime.now(UTC) - began).total_seconds()
-        return live_release(self.database, self.settings.releases.folder), verdict, seconds
+        return _Learnt(live_release(self.database, self.pipeline.store), verdict, refused, seconds)
+
+    def _candidate(self, run_id: int) -> Release | None:
+        """The release that a run made, if its bundle was sound."""
+        version = get_run(self.database, run_id).release
+        folder = None if version is None else get_release(self.database, version).folder
+        return None if folder is None else read_bundle(self.pipeline.store.folder / folder)
 
     def close(self) -> None:
         self.database.close()
+
+
+def _length(sums: RequestSums) -> float:
+    tokens, steps = sums.of("acceptance_length")
+    return float(tokens.sum() / steps.sum())

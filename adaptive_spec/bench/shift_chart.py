@@ -6,6 +6,7 @@ from typing import Any
 
 from adaptive_spec.bench.shift_report import (
     RECOVERED,
+    change,
     new_domain,
     oracle,
     other_domains,
@@ -36,7 +37,9 @@ def draw_shift(records: Sequence[dict[str, Any]], path: Path) -> None:
                 below, points(records, side, other), colour, (0, (1 + 2 * place, 1 + place)), f"{other}, replay {side}"
             )
     above.set_title(f"{domain}, which traffic has shifted to: emitted tokens a step; numbers are releases", loc="left")
-    below.set_title(f"{', '.join(others)}: change since the shift", loc="left")
+    below.set_title(
+        f"{', '.join(others)}: change since the shift; crosses: candidates that the gate refused", loc="left"
+    )
     below.axhspan(-_ALLOWED, _ALLOWED, color="#eeeeee", zorder=0)
     below.set_xlabel(f"logged requests of {domain}")
     below.yaxis.set_major_formatter(lambda value, _: f"{value:+.0%}")
@@ -62,5 +65,7 @@ def _new(axes: Any, rows: Sequence[dict[str, Any]], colour: str, label: str) -> 
 
 
 def _other(axes: Any, rows: Sequence[dict[str, Any]], colour: str, dashes: Any, label: str) -> None:
-    changes = [row["acceptance_length"] / rows[0]["acceptance_length"] - 1 for row in rows]
-    axes.plot([row["logged"] for row in rows], changes, color=colour, linestyle=dashes, linewidth=1.3, label=label)
+    logged, changes = [row["logged"] for row in rows], [change(row, rows[0]) for row in rows]
+    axes.plot(logged, changes, color=colour, linestyle=dashes, linewidth=1.3, label=label)
+    refused = [at for at, row in enumerate(rows) if row["verdict"] == "refused"]
+    axes.plot([logged[at] for at in refused], [changes[at] for at in refused], color=colour, marker="x", linestyle="")

@@ -43,8 +43,19 @@ def recovered_after(records: Sequence[dict[str, Any]], side: str) -> int | None:
     return next((row["logged"] for row in points(records, side, domain) if row["acceptance_length"] >= wanted), None)
 
 
+def reached(row: dict[str, Any]) -> float:
+    """The acceptance length of what a run made, whether or not the gate let it serve."""
+    candidate = row.get("candidate_acceptance_length")
+    return float(row["acceptance_length"] if candidate is None else candidate)
+
+
+def change(row: dict[str, Any], began: dict[str, Any]) -> float:
+    """What a run has changed of a domain since the shift, as a share."""
+    return reached(row) / float(began["acceptance_length"]) - 1
+
+
 def print_report(records: Sequence[dict[str, Any]]) -> None:
-    """Print a table per side."""
+    """Print a table per side.  Where the gate refused a candidate, the others' columns show what it would have done."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -59,17 +70,14 @@ def print_report(records: Sequence[dict[str, Any]]) -> None:
             table.add_column(heading, justify="right")
         columns = [points(records, side, name) for name in (domain, *others)]
         for new, *old in zip(*columns, strict=True):
-            changes = [
-                row["acceptance_length"] / first[0]["acceptance_length"] - 1
-                for row, first in zip(old, columns[1:], strict=True)
-            ]
+            changes = [change(row, first[0]) for row, first in zip(old, columns[1:], strict=True)]
             table.add_row(
                 str(new["logged"]),
                 str(new["release"]),
                 new["verdict"],
                 _with_interval(new),
                 f"{new['acceptance_length'] / bar:.1%}",
-                *(f"{row['acceptance_length']:.3f} ({change:+.1%})" for row, change in zip(old, changes, strict=True)),
+                *(f"{reached(row):.3f} ({by:+.1%})" for row, by in zip(old, changes, strict=True)),
                 f"{min(changes):+.1%}",
                 f"{new['seconds']:.0f}",
             )

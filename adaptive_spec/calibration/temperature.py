@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 
 from adaptive_spec.core import Scaling
@@ -19,6 +20,7 @@ from adaptive_spec.records.observations import Observations
 from adaptive_spec.settings import CalibrationSettings
 
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.1, 10.0
+LARGEST_SHIFT = 50.0  # of offset and warmth: far beyond what a confidence of 1 - 1e-6 needs at any temperature but that
 _MARGIN = 1e-6  # confidences are kept this far from 0 and 1, where the logit is infinite
 _CHANCES = 200
 
@@ -131,7 +133,7 @@ def fit_scaling(
     slope, offset, warmth = _coefficients(observed, fallback.warmth)
     if not slope > 0:
         return ScalingFit(fallback, num, NEGATIVE_SLOPE)
-    own = Scaling(min(max(1 / slope, LOWEST_TEMPERATURE), HIGHEST_TEMPERATURE), offset, warmth)
+    own = Scaling(1 / slope, offset, warmth)
     if pooled is None or not settings.blend_observations:
         return ScalingFit(own, num, FITTED)
     weight = num / (num + settings.blend_observations)
@@ -144,15 +146,45 @@ def fit_scaling(
 
 
 def _coefficients(observed: Observations, believed_warmth: float) -> tuple[float, float, float]:
-    """Of the logit, the offset, and of the request's temperature."""
+    """Of the logit, the offset, and of the request's temperature.
+
+    Where one is out of bounds, because confidences part what is accepted from what is not or all but do, the likeliest
+    of those within: clipping one alone would leave the others fitted to it.
+    """
     # C = inf: no penalty.  CalibratedClassifierCV(method="temperature") on a 1-D decision_function is off by 2.
     model = LogisticRegression(C=np.inf, tol=1e-8, max_iter=1000)
     logit, heat = _logit(observed.confidence), observed.request_temperature
     if np.ptp(heat) > 0:
         slope, warmth = map(float, model.fit(np.stack([logit, heat], axis=1), observed.accepted).coef_[0])
-        return slope, float(model.intercept_[0]), warmth
-    slope = float(model.fit(logit[:, None], observed.accepted).coef_[0, 0])
-    return slope, float(model.intercept_[0]) - believed_warmth * float(heat[0]), believed_warmth
+        found = slope, float(model.intercept_[0]), warmth
+    else:
+        slope = float(model.fit(logit[:, None], observed.accepted).coef_[0, 0])
+        found = slope, float(model.intercept_[0]) - believed_warmth * float(heat[0]), believed_warmth
+    if slope <= 0 or _within(found):
+        return found
+    return _likeliest_within(logit, heat, observed.accepted, None if np.ptp(heat) > 0 else believed_warmth)
+
+
+def _within(coefficients: tuple[float, float, float]) -> bool:
+    slope, offset, warmth = coefficients
+    return 1 / HIGHEST_TEMPERATURE <= slope <= 1 / LOWEST_TEMPERATURE and max(abs(offset), abs(warmth)) <= LARGEST_SHIFT
+
+
+def _likeliest_within(
+    logit: NDArray[np.float64], heat: NDArray[np.float64], accepted: NDArray[np.bool_], warmth: float | None
+) -> tuple[float, float, float]:
+    """The most likely coefficients within the bounds; ``warmth``: what it is believed to be."""
+    columns = np.stack([logit, np.ones_like(logit), heat], axis=1)
+
+    def loss(at: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        z = columns @ at
+        return float((np.logaddexp(0, z) - accepted * z).sum()), columns.T @ (1 / (1 + np.exp(-z)) - accepted)
+
+    shift = (-LARGEST_SHIFT, LARGEST_SHIFT)
+    bounds = [(1 / HIGHEST_TEMPERATURE, 1 / LOWEST_TEMPERATURE), shift, shift if warmth is None else (warmth, warmth)]
+    found = minimize(loss, np.array([1.0, 0.0, warmth or 0.0]), jac=True, bounds=bounds, method="L-BFGS-B")
+    slope, offset, heated = map(float, found.x)
+    return slope, offset, heated
 
 
 def _bin(confidence: NDArray[np.float64], bins: int) -> NDArray[np.int64]:

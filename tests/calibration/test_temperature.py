@@ -137,3 +137,19 @@ def test_calibrated_confidence_agrees_with_its_array_form() -> None:
         assert ((array >= 0) & (array <= 1)).all()
     half, zero = torch.tensor(0.8), torch.tensor(0.0)
     assert float(calibrated_confidence(half, torch.tensor(2.0), zero)) == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("heats", [(0.0,), (0.0, 0.8)])
+@pytest.mark.parametrize("edge", [0.02, 0.6, 0.999])
+def test_confidences_that_part_kept_from_refused_give_a_scaling_that_a_release_can_hold(
+    edge: float, heats: tuple[float, ...]
+) -> None:
+    """The likeliest slope is endless then; within the bounds the parting point stays where it is."""
+    random = np.random.default_rng(0)
+    confidence = 1 / (1 + np.exp(-random.normal(np.log(edge / (1 - edge)), 2.0, 500)))
+    seen = observed(confidence, confidence > edge, random.choice(heats, 500))
+    scaling = fit_scaling(seen, settings=SETTINGS).scaling
+    assert 0.1 <= scaling.temperature < 0.2 and abs(scaling.offset) <= 50 and abs(scaling.warmth) <= 50
+    calibrated = calibrated_confidences(confidence, scaling, seen.request_temperature)
+    assert expected_calibration_error(calibrated, seen.accepted) < 0.05
+    assert ((calibrated > 0.5) == seen.accepted).mean() > 0.98
