@@ -16,9 +16,9 @@ from adaptive_spec.releases.registry import publish
 from adaptive_spec.service import Service
 from adaptive_spec.serving.app import create_app
 from adaptive_spec.settings import Settings
-from tests.test_service import serve, settings, until, wait
+from tests.test_service import open_gate, serve, settings, until, wait
 
-__all__ = ["settings"]  # the fixture of a service on tiny models
+__all__ = ["open_gate", "settings"]  # fixtures of a service on tiny models
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_a_trainer_answers_http_without_decoding(begin: Callable[..., Service], 
         assert client.post("/v1/completions", json={"prompt": "a"}).status_code == 503
         assert client.get("/api/thresholds").json()["thresholds"]["a"]["temperature"] == 2.0
         assert "adaptive_spec_live_release 1.0" in client.get("/metrics").text
-        (row,) = until(lambda: [row for row in client.get("/api/decoders").json()["decoders"] if row["release"]])
+        (row,) = until(lambda: [row for row in client.get("/api/decoders").json()["decoders"] if row["release"] and row["state"] == "leads"])
         assert (row["role"], row["state"], row["release"], row["pid"]) == ("trainer", "leads", 1, os.getpid())
         assert "trainer" in client.get("/").text
 

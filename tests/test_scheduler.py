@@ -8,6 +8,9 @@ from adaptive_spec.scheduler import Scheduler
 from adaptive_spec.settings import ScheduleSettings
 
 
+NO_UPKEEP = {"rollup_seconds": 0, "prune_hours": 0}
+
+
 class Jobs:
     """Counts what was run; ``due`` is what the records would say."""
 
@@ -15,7 +18,8 @@ class Jobs:
         self.due = True
         self.asked: list[tuple[str, timedelta]] = []
         self.ran = threading.Event()
-        self.scheduler = Scheduler(settings, claim=self.claim, retrain=self.run, calibrate=self.run, look=self.run)
+        jobs = dict.fromkeys(("retrain", "calibrate", "look", "roll_up", "prune"), self.run)
+        self.scheduler = Scheduler(settings.model_copy(update=NO_UPKEEP), claim=self.claim, **jobs)
         self.scheduler.start()
 
     def claim(self, name: str, every: timedelta) -> bool:
