@@ -7,7 +7,6 @@ from adaptive_spec.errors import RunError
 from adaptive_spec.scheduler import Scheduler
 from adaptive_spec.settings import ScheduleSettings
 
-
 NO_UPKEEP = {"rollup_seconds": 0, "prune_hours": 0}
 
 
