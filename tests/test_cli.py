@@ -66,7 +66,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ADAPTIVE_SPEC_RECORDS__URL", f"sqlite:///{tmp_path / 'records.db'}")
     monkeypatch.setenv("ADAPTIVE_SPEC_RECORDS__FOLDER", str(tmp_path / "traces"))
     monkeypatch.setenv("ADAPTIVE_SPEC_RELEASES__FOLDER", str(tmp_path / "releases"))
-    monkeypatch.setattr(cli, "DEFAULT_URL", NOBODY)
+    monkeypatch.setattr(cli.asking, "DEFAULT_URL", NOBODY)
 
 
 @pytest.fixture
@@ -299,9 +299,9 @@ def test_something_else_answers(server: Any) -> None:
         assert "not adaptive-spec" in result.stderr
 
 
-@pytest.mark.parametrize(("state", "code"), cli.RUN_EXIT_CODES.items())
+@pytest.mark.parametrize(("state", "code"), cli.learning.RUN_EXIT_CODES.items())
 def test_retrain_waits(server: Any, monkeypatch: pytest.MonkeyPatch, state: str, code: int) -> None:
-    monkeypatch.setattr(cli.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(cli.learning.time, "sleep", lambda seconds: None)
     server.answers["POST", "/api/retrain"] = (202, {"run_id": 4})
     running = {"state": "running", "progress": {"step": 1}}
     server.answers["GET", "/api/runs/4"] = (200, [running, {"state": state, "error": None}])

@@ -24,7 +24,7 @@ from adaptive_spec.settings import Settings, load_settings
 from tests.conftest import byte_tokenizer, tiny_model
 
 WRITING = Writing("sql", max_tokens=20)
-BUNDLED = Path(cli.__file__).parent / "bench" / "prompts"
+BUNDLED = Path(cli.__file__).parents[1] / "bench" / "prompts"
 
 
 @pytest.fixture

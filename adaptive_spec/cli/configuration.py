@@ -1,0 +1,84 @@
+"""``adaptive-spec config`` and ``adaptive-spec db``."""
+
+import json
+import re
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from adaptive_spec.cli.apps import config_app, db_app
+from adaptive_spec.cli.asking import read_database
+from adaptive_spec.cli.options import Json
+from adaptive_spec.cli.output import say, show
+
+if TYPE_CHECKING:
+    from adaptive_spec.settings import Settings
+
+
+@config_app.command("show")
+def config_show(json_: Json = False) -> None:
+    """Print the settings in force, without secrets."""
+    from adaptive_spec.settings import load_settings
+
+    shown = _without_secrets(load_settings())
+    say(shown, "\n".join(_toml_lines(shown)), json_)
+
+
+@db_app.command("upgrade")
+def db_upgrade() -> None:
+    """Bring the database to this version's schema."""
+    from adaptive_spec.records.database import Database
+    from adaptive_spec.settings import load_settings
+
+    url = load_settings().records.url
+    database = Database(url)
+    try:
+        database.upgrade()
+    finally:
+        database.close()
+    typer.echo(f"{_without_password(url)} is up to date.")
+
+
+@db_app.command("prune")
+def db_prune(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    json_: Json = False,
+) -> None:
+    """Roll up outcomes, and delete what the settings `retention` keep no longer."""
+    from adaptive_spec.pruning import prune
+    from adaptive_spec.settings import load_settings
+
+    settings = load_settings()
+    found = asdict(read_database(settings.records.url, lambda database: prune(database, settings, dry_run=dry_run)))
+    files = {kind: " ".join(map(str, found[kind])) or "none" for kind in ("releases", "checkpoints")}
+    rows = [{"what": name, "deleted": number} for name, number in {**found["rows"], **files}.items()]
+    show(found, rows, ("what", "deleted"), json_)
+    if dry_run and not json_:
+        typer.echo("Nothing was deleted.")
+
+
+def _without_password(url: str) -> str:
+    return re.sub(r"://([^:/@]*):[^@]*@", r"://\1:***@", url)
+
+
+def _without_secrets(settings: "Settings") -> dict[str, Any]:
+    shown = settings.model_dump(mode="json")
+    shown["records"]["url"] = _without_password(shown["records"]["url"])
+    shown["server"]["token"] = "***" if shown["server"]["token"] else ""
+    return shown
+
+
+def _toml_lines(shown: dict[str, Any]) -> list[str]:
+    lines: list[str] = []
+    for section, values in shown.items():
+        lines.append(f"[{section}]")
+        lines += [f"{name} = {_toml_value(value)}" for name, value in values.items() if value is not None]
+        lines.append("")
+    return lines[:-1]
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(name)} = {_toml_value(item)}" for name, item in value.items()) + "}"
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,101 @@
+"""Commands that decode: serve, generate."""
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from adaptive_spec.cli.apps import app
+from adaptive_spec.cli.asking import service_at
+from adaptive_spec.cli.options import Json, Token, Url
+from adaptive_spec.cli.output import print_json, report
+
+
+@app.command()
+def serve(
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on.")] = None,
+    target: Annotated[str | None, typer.Option(help="Target model.")] = None,
+    draft: Annotated[str | None, typer.Option(help="Draft model.")] = None,
+    role: Annotated[
+        str | None,
+        typer.Option(help="all, decoder (never trains) or trainer (never decodes), among several processes."),
+    ] = None,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Serve the OpenAI-compatible API and learn from its traffic."""
+    import logging
+
+    from adaptive_spec.settings import load_settings
+
+    settings = load_settings(
+        {
+            "server": {"host": host, "port": port},
+            "model": {"target": target, "draft": draft},
+            "cluster": {"role": role},
+        }
+    )
+    from adaptive_spec.serving.app import check_bind, create_app
+
+    check_bind(settings.server)
+    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("apscheduler").setLevel(logging.WARNING)  # else it tells of every look whether a job is due
+
+    from adaptive_spec.service import Service
+    from adaptive_spec.serving.server import exit_on_sigterm, run
+
+    service = Service(settings)
+    exit_on_sigterm()
+    try:
+        service.start(lambda part: report(f"starting: {part}"))
+        run(create_app(service), service, log_level)
+    finally:
+        service.stop()
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The prompt; - reads standard input.")],
+    domain: Annotated[str | None, typer.Option("--domain", help="The domain of the prompt.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="At most so many tokens.")] = 128,
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="Sampling temperature; 0 is greedy.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
+    chain_length: Annotated[int | None, typer.Option(min=0, help="Fixed chain length; 0: no speculation.")] = None,
+    drafter: Annotated[str | None, typer.Option(help="model, ngram or combined; without it, the service's.")] = None,
+    verifier: Annotated[str | None, typer.Option(help="exact, or a relaxed one that the operator allows.")] = None,
+    record: Annotated[bool, typer.Option(help="Let the service keep a trace for learning.")] = True,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Complete the prompt as it is, without the chat template.")
+    ] = False,
+    url: Url = None,
+    token: Token = "",
+    json_: Json = False,
+) -> None:
+    """Complete a prompt with the running service."""
+    text = sys.stdin.read() if prompt == "-" else prompt
+    body = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "seed": seed,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "metadata": {"domain": domain} if domain else None,
+        "speculation": {"chain_length": chain_length, "drafter": drafter, "verifier": verifier, "record": record},
+    } | ({"prompt": text} if raw else {"messages": [{"role": "user", "content": text}]})
+    pieces: list[str] = []
+    last: dict[str, Any] = {}
+    client = service_at(url, token)
+    for event in client.stream("/v1/completions" if raw else "/v1/chat/completions", body):
+        for choice in event["choices"]:
+            piece = choice["text"] if raw else choice["delta"].get("content", "")
+            pieces.append(piece)
+            if not json_:
+                typer.echo(piece, nl=False)
+        last = event
+    if json_:
+        print_json({"text": "".join(pieces), "usage": last.get("usage"), "speculation": last.get("speculation")})
+        return
+    typer.echo()
+    if usage := last.get("usage"):
+        steps = max(last["speculation"]["num_spec_steps"], 1)
+        typer.echo(f"[{usage['completion_tokens']} tokens in {steps} steps]", err=True)
