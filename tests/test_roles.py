@@ -54,6 +54,7 @@ def release(service: Service, version: int, settings: Settings) -> None:
     publish(service.database, folder, version, {})
 
 
+@pytest.mark.slow
 def test_a_trainer_trains_what_a_decoder_asks_for(begin: Callable[..., Service], settings: Settings) -> None:
     decoder = begin("decoder", 8001)
     assert not decoder.leads
@@ -118,6 +119,7 @@ def test_the_second_of_two_takes_over(begin: Callable[..., Service], settings: S
     second.calibrate()  # is not refused any more
 
 
+@pytest.mark.slow
 def test_a_run_is_cut_short_with_the_lead_and_goes_on_with_it(settings: Settings) -> None:
     learning = settings.learning.model_copy(update={"checkpoint_seconds": 0.01, "batch_tokens": 32})
     service = Service(settings.model_copy(update={"learning": learning}))

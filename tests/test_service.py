@@ -199,6 +199,7 @@ def test_drift_of_calibration_calibrates_to_what_came_after(settings: Settings) 
     service.stop()
 
 
+@pytest.mark.slow
 def test_a_stale_draft_retrains_and_a_rise_does_not(settings: Settings) -> None:
     service = drifting(settings, triggers="retrain")
     service.start()
@@ -270,6 +271,7 @@ def test_too_little_data_fails_the_run_with_advice(service: Service) -> None:
     assert "min_traces" in (get_run(service.database, run_id).error or "")
 
 
+@pytest.mark.slow
 def test_new_traces_start_a_run_and_a_cool_down_holds_the_next(settings: Settings) -> None:
     schedule = settings.schedule.model_copy(update={"retrain_new_traces": 20, "poll_seconds": 0.3})
     learning = settings.learning.model_copy(update={"max_epochs": 1})
@@ -307,6 +309,7 @@ def until(found: Callable[[], Any]) -> Any:
     raise AssertionError("nothing came")
 
 
+@pytest.mark.slow
 def test_a_killed_run_fails_and_goes_on_when_told(settings: Settings) -> None:
     """kill -9 of the child: decoding goes on, nothing goes live; the same run then ends with a release."""
     learning = settings.learning.model_copy(update={"checkpoint_seconds": 0.01, "batch_tokens": 32})
@@ -334,6 +337,7 @@ def test_a_killed_run_fails_and_goes_on_when_told(settings: Settings) -> None:
     assert not left.exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_ended_with_its_service_goes_on_with_the_next(settings: Settings) -> None:
     learning = settings.learning.model_copy(update={"checkpoint_seconds": 0.01, "batch_tokens": 32})
     settings = settings.model_copy(update={"learning": learning})
@@ -378,6 +382,7 @@ def kill_child(service: Service, run_id: int) -> None:
     os.kill(pid_of_child(service, run_id), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_run_that_may_cost_nothing_pauses_while_requests_are_decoded(settings: Settings) -> None:
     learning = settings.learning.model_copy(update={"batch_tokens": 32, "max_epochs": 20})
     service = Service(settings.model_copy(update={"learning": learning}))

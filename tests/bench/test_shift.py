@@ -58,6 +58,7 @@ def within_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "nice", lambda increment: increment)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("within_this_process")
 def test_the_draft_follows_a_shift_and_keeps_the_old_only_with_replay(
     settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]

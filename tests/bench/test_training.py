@@ -30,6 +30,7 @@ def test_steps_are_those_of_a_run_and_go_on_over_epochs(tmp_path: Path) -> None:
     database.close()
 
 
+@pytest.mark.slow
 def test_memory_is_flat_over_steps(tmp_path: Path) -> None:
     learning = LEARNING.model_copy(update={"checkpoint_seconds": 0.5})
     traces = toy_traces(40, seed=1)

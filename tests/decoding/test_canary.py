@@ -83,7 +83,7 @@ def confidences(steps: list[Step], since: int) -> dict[tuple[str, int], float]:
     return found
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_exchanges_of_releases_in_mid_request_change_no_token(
     engine: Engine, heard: Heard, pair: ModelPair, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:

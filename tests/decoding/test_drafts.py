@@ -129,7 +129,7 @@ def test_a_trimmed_vocabulary_changes_no_token(engine: Engine, heard: Heard, pai
         engine.swap(LoadedRelease(Release(2, vocabulary=(258,)))).result()
 
 
-@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("static", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_sampling_with_trimmed_vocabulary_and_optimal_stopping_has_the_targets_distribution(
     pair: ModelPair, static: bool
 ) -> None:

@@ -17,6 +17,7 @@ from tests.faults.conftest import Place
 from tests.faults.stages import killed_at
 
 
+@pytest.mark.faults
 def test_a_publisher_killed_at_any_stage_leaves_a_whole_release_or_none(place: Place) -> None:
     """Whatever it leaves behind, the live release can be read whole, and the next one can be published."""
     arguments = (place.database_url, place.releases, place.models.adapter, place.models.pair.hashes)
