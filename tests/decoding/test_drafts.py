@@ -207,7 +207,8 @@ def test_static_shapes_change_no_token_and_are_few(
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch uses its own deprecated parts when it compiles
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_forwards_change_no_token(pair: ModelPair, monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     """``aot_eager`` captures the same graphs and runs them as they are; what takes long is the compiler of C++."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
