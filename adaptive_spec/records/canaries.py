@@ -16,7 +16,7 @@ from adaptive_spec.errors import ReleaseError
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.events import event_row
 from adaptive_spec.records.notify import notify
-from adaptive_spec.records.releases import make_live
+from adaptive_spec.records.releases import close_canary, make_live
 from adaptive_spec.records.tables import CanaryRow, EventRow, ReleaseRow, RequestRow, StepRow
 
 RUNNING, PROMOTED, ROLLED_BACK, ABORTED = "running", "promoted", "rolled_back", "aborted"
@@ -90,7 +90,7 @@ def end_canary(database: Database, canary: int, state: str, reason: str, report:
         if state == PROMOTED:
             make_live(session, row.release, reason)  # ends the canary, too
         else:
-            _close(session, row, state, reason)
+            close_canary(session, row, state, reason)
             notify(session)
         return True
 
@@ -173,14 +173,6 @@ def served_requests(
 
 def _running(session: Session) -> CanaryRow | None:
     return session.scalar(select(CanaryRow).where(CanaryRow.state == RUNNING))
-
-
-def _close(session: Session, row: CanaryRow, state: str, reason: str) -> None:
-    row.state, row.reason, row.ended_at = state, reason, datetime.now(UTC)
-    tried = session.get(ReleaseRow, row.release)
-    if tried is not None:
-        tried.state = "rolled_back"
-    session.add(EventRow(**event_row(f"canary_{state}", {"live": row.live, "reason": reason}, None, row.release)))
 
 
 def _record(row: CanaryRow) -> CanaryRecord:

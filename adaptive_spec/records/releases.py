@@ -180,14 +180,20 @@ def _end_canary(session: Session, version: int, reason: str) -> None:
     canary = session.scalar(select(CanaryRow).where(CanaryRow.state == "running").with_for_update())
     if canary is None:
         return
-    canary.state = "promoted" if canary.release == version else "aborted"
-    canary.reason = reason if canary.release == version else f"release {version} went live: {reason}"
-    canary.ended_at = datetime.now(UTC)
+    if canary.release == version:
+        close_canary(session, canary, "promoted", reason)
+    else:
+        close_canary(session, canary, "aborted", f"release {version} went live: {reason}")
+
+
+def close_canary(session: Session, canary: CanaryRow, state: str, reason: str) -> None:
+    """Write down how a trial ended.  A release that was not promoted is rolled back."""
+    canary.state, canary.reason, canary.ended_at = state, reason, datetime.now(UTC)
     tried = session.get(ReleaseRow, canary.release)
-    if tried is not None and canary.release != version:
+    if tried is not None and state != "promoted":
         tried.state = "rolled_back"
-    detail = {"live": canary.live, "reason": canary.reason}
-    session.add(EventRow(**event_row(f"canary_{canary.state}", detail, None, canary.release)))
+    detail = {"live": canary.live, "reason": reason}
+    session.add(EventRow(**event_row(f"canary_{state}", detail, None, canary.release)))
 
 
 def _check_may_go_live(session: Session, row: ReleaseRow, by_person: bool, forced: bool) -> None:
