@@ -9,7 +9,7 @@ import logging
 import math
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cached_property
@@ -29,7 +29,7 @@ from sqlalchemy.util import immutabledict
 
 from adaptive_spec.errors import RecordsError
 from adaptive_spec.records.insertion import insert_rows
-from adaptive_spec.records.tables import Base, StepRow
+from adaptive_spec.records.tables import Base
 
 logger = logging.getLogger(__name__)
 
@@ -118,12 +118,13 @@ class Database:
     def insert_new(self, session: Session, table: type[Base], rows: Sequence[dict[str, Any]]) -> None:
         """Insert rows, passing over those whose unique key is there already, so that a retry is harmless."""
         if rows:
-            self._number(session, exclusive=False)
-            if table is StepRow:
-                insert_rows(session, table, rows)
-                return
             insert = sqlite.insert if self.is_sqlite else postgresql.insert
             session.execute(insert(table).on_conflict_do_nothing(), list(rows))
+
+    def insert_many(self, session: Session, table: type[Base], columns: Mapping[str, Iterable[Any]]) -> None:
+        """Do the same for many rows, given by column: name -> values."""
+        self._number(session, exclusive=False)
+        insert_rows(session, table, columns, _to_json)
 
     def settled_id(self, table: type[Base]) -> int:
         """Return the largest id of a table so that no row with a smaller one can still appear; 0 of an empty one.

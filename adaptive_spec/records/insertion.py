@@ -1,43 +1,53 @@
-"""How many rows are inserted at once, by what each database takes fastest.  Called by ``Database.insert_new``.
+"""How many rows are inserted at once, by what each database takes fastest.  Called by ``Database.insert_many``.
 
-SQLite gets one prepared statement for all rows, PostgreSQL a COPY; values are turned into the driver's by column once
-per batch instead of by the ORM once per row and value.  `docs/operations.md` has the numbers.
+SQLite gets one prepared statement for all rows, PostgreSQL a COPY; values are turned into the driver's by column, once
+per batch, instead of by the ORM once per row and value.  `docs/operations.md` has the numbers.
 """
 
-from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
-from operator import itemgetter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
+from sqlalchemy import JSON, Boolean, ColumnElement, Double, Integer
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from adaptive_spec.records.tables import Base, Packed, UtcDateTime
 
-Convert = Callable[[Any], Any]
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def insert_rows(session: Session, table: type[Base], rows: Sequence[dict[str, Any]]) -> None:
-    """Insert rows that all have the same columns, passing over those whose unique key is there already.
+def insert_rows(
+    session: Session, table: type[Base], columns: Mapping[str, Iterable[Any]], to_json: Callable[[Any], str]
+) -> None:
+    """Insert rows, passing over those whose unique key is there already.
+
+    Args:
+        columns: name -> its values, equally many of each.
+        to_json: writes what goes into a JSON column.
 
     Raises:
         SQLAlchemyError: the database does not answer, or refuses a row.
-        Exception: the driver refuses a value.
+        Exception: a value is not of its column's kind.
     """
-    names = list(rows[0])
     connection = session.connection()
     is_sqlite = connection.dialect.name == "sqlite"
-    values = _values(table, names, rows, is_sqlite)
+    converted = [
+        _driver_values(table.__table__.c[name], values, is_sqlite, to_json) for name, values in columns.items()
+    ]
+    rows = list(zip(*converted, strict=True))
+    names = ", ".join(f'"{name}"' for name in columns)
     if is_sqlite:
-        places = ", ".join("?" * len(names))
+        places = ", ".join("?" * len(columns))
         connection.exec_driver_sql(
-            f"INSERT INTO {table.__tablename__} ({_quoted(names)}) VALUES ({places}) ON CONFLICT DO NOTHING", values
+            f"INSERT INTO {table.__tablename__} ({names}) VALUES ({places}) ON CONFLICT DO NOTHING", rows
         )
     else:
-        _copy(connection.connection.driver_connection, table.__tablename__, _quoted(names), values)
+        _copy(connection.connection.driver_connection, table.__tablename__, names, rows)
 
 
-def _copy(driver: Any, table: str, names: str, values: Sequence[tuple[Any, ...]]) -> None:
+def _copy(driver: Any, table: str, names: str, rows: Sequence[tuple[Any, ...]]) -> None:
     """COPY cannot pass over a row, so it fills a table of the connection's own first."""
     import psycopg
 
@@ -48,35 +58,49 @@ def _copy(driver: Any, table: str, names: str, values: Sequence[tuple[Any, ...]]
                 f"SELECT {names} FROM {table} WITH NO DATA"
             )
             with cursor.copy(f"COPY new_{table} ({names}) FROM STDIN") as copy:
-                for row in values:
+                for row in rows:
                     copy.write_row(row)
             cursor.execute(f"INSERT INTO {table} ({names}) SELECT {names} FROM new_{table} ON CONFLICT DO NOTHING")
     except psycopg.OperationalError as error:
         raise OperationalError(f"COPY {table}", None, error) from error
 
 
-def _values(
-    table: type[Base], names: Sequence[str], rows: Sequence[dict[str, Any]], is_sqlite: bool
-) -> list[tuple[Any, ...]]:
-    """The rows as the driver takes them."""
-    kinds = [table.__table__.c[name].type for name in names]
-    special: list[tuple[int, Convert]] = [(i, kind.pack) for i, kind in enumerate(kinds) if isinstance(kind, Packed)]
-    if is_sqlite:
-        special += [(i, _sqlite_time) for i, kind in enumerate(kinds) if isinstance(kind, UtcDateTime)]
-    pick = itemgetter(*names)
-    found = []
-    for row in rows:
-        values = list(pick(row))
-        for index, convert in special:
-            values[index] = convert(values[index])
-        found.append(tuple(values))
-    return found
+def _driver_values(
+    column: ColumnElement[Any], values: Iterable[Any], is_sqlite: bool, to_json: Callable[[Any], str]
+) -> list[Any]:
+    """The values of one column as the driver takes them; numpy's numbers become Python's."""
+    convert = _conversion(column, is_sqlite, to_json)
+    if convert is None:
+        return list(values)
+    if column.nullable:
+        return [None if value is None else convert(value) for value in values]
+    return list(map(convert, values))
+
+
+def _conversion(column: ColumnElement[Any], is_sqlite: bool, to_json: Callable[[Any], str]) -> Callable[[Any], Any] | None:
+    """Python's ``sqlite3`` takes bool and bytes too, by a detour that costs more than all else about a value."""
+    match column.type:
+        case Packed(pack=pack):
+            return (lambda value: bytearray(pack(value))) if is_sqlite else pack
+        case UtcDateTime():
+            return _sqlite_time if is_sqlite else None
+        case JSON():
+            return to_json
+        case Integer():
+            return int
+        case Double():
+            return float
+        case Boolean():
+            return int if is_sqlite else bool
+    return None
 
 
 def _sqlite_time(at: datetime) -> str:
     """As SQLAlchemy stores it: UTC, without the zone, always with microseconds."""
-    return (at if at.tzinfo is UTC else at.astimezone(UTC)).isoformat(" ", "microseconds")[:26]
+    since = at - _EPOCH
+    return f"{_to_the_second(since.days, since.seconds)}.{since.microseconds:06}"
 
 
-def _quoted(names: Sequence[str]) -> str:
-    return ", ".join(f'"{name}"' for name in names)
+@lru_cache(maxsize=4096)
+def _to_the_second(days: int, seconds: int) -> str:
+    return (_EPOCH + timedelta(days, seconds)).replace(tzinfo=None).isoformat(" ")

@@ -10,7 +10,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
@@ -18,8 +17,8 @@ from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
 from adaptive_spec.core import ChainEvidence, FinishedRequest, Step, Trace
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.events import event_row
+from adaptive_spec.records.outcomes import Outcome, in_bulk
 from adaptive_spec.records.retention import Retention
-from adaptive_spec.records.tables import Base, EventRow, EvidenceRow, RequestRow, StepRow
 from adaptive_spec.records.traces import TraceStore
 from adaptive_spec.settings import RecordSettings
 
@@ -28,14 +27,8 @@ logger = logging.getLogger(__name__)
 _BATCH_ROWS = 4_000
 _RETRY_SECONDS = (0.1, 5.0)  # first and longest wait while the database is away
 _OUTAGE = (OperationalError, InterfaceError, OSError)
-_TABLES: dict[type, type[Base]] = {
-    Step: StepRow,
-    ChainEvidence: EvidenceRow,
-    FinishedRequest: RequestRow,
-    dict: EventRow,
-}
 
-Item = Step | ChainEvidence | FinishedRequest | Trace | dict[str, Any]
+Item = Outcome | Trace
 
 
 class Writer:
@@ -183,19 +176,14 @@ class Writer:
             return sum(self._write([item]) for item in batch)
 
     def _write_all(self, batch: Sequence[Item]) -> None:
-        traces: list[Trace] = []
-        rows: dict[type[Base], list[dict[str, Any]]] = {}
-        for item in batch:
-            if isinstance(item, Trace):
-                traces.append(item)
-            else:
-                rows.setdefault(_TABLES[type(item)], []).append(row_of(item))
+        traces = [item for item in batch if isinstance(item, Trace)]
+        outcomes = [item for item in batch if not isinstance(item, Trace)]
         if traces:
             self._traces.add(traces)
-        if rows:
+        if outcomes:
             with self._database.session_scope() as session:
-                for table, values in rows.items():
-                    self._database.insert_new(session, table, values)
+                for table, columns in in_bulk(outcomes):
+                    self._database.insert_many(session, table, columns)
 
     def _tend(self, work: Callable[[], None]) -> None:
         try:
@@ -204,69 +192,3 @@ class Writer:
             logger.warning("the trace store is tended to later: %s", error)
         except Exception:
             logger.exception("the trace store could not be tended to")
-
-
-def row_of(item: Step | ChainEvidence | FinishedRequest | dict[str, Any]) -> dict[str, Any]:
-    """Return what the database stores of an item."""
-    match item:
-        case Step():
-            return _step_row(item)
-        case ChainEvidence():
-            return asdict(item)
-        case FinishedRequest():
-            return _request_row(item)
-    return item
-
-
-def _step_row(step: Step) -> dict[str, Any]:
-    positions = step.positions
-    overlaps = [position.overlap for position in positions]
-    return {
-        "request_id": step.request_id,
-        "step_index": int(step.step_index),
-        "domain": step.domain,
-        "release": int(step.release),
-        "drafter": step.drafter,
-        "chain_length": int(step.chain_length),
-        "num_accepted": int(step.num_accepted),
-        "num_emitted": int(step.num_emitted),
-        "num_reached": len(positions),
-        "num_reached_accepted": int(sum([position.accepted for position in positions])),
-        "overlap_sum": float(sum(overlaps)),
-        "confidences": [position.confidence for position in positions],
-        "overlaps": overlaps,
-        "explored": bool(step.explored),
-        "draft_seconds": float(step.draft_seconds),
-        "verify_seconds": float(step.verify_seconds),
-        "batch_size": int(step.batch_size),
-        "verifier": step.verifier,
-        "num_divergent": int(step.num_divergent),
-        "total_variation": float(step.total_variation),
-        "given_up_nats": float(step.given_up_nats),
-        "match_length": int(step.match_length),
-        "request_temperature": float(step.request_temperature),
-        "policy": step.policy,
-        "at": step.at,
-    }
-
-
-def _request_row(request: FinishedRequest) -> dict[str, Any]:
-    releases: Sequence[int] = [int(release) for release in request.releases] or [0]
-    return {
-        "request_id": request.request_id,
-        "domain": request.domain,
-        "prompt_tokens": int(request.prompt_tokens),
-        "completion_tokens": int(request.completion_tokens),
-        "num_steps": int(request.num_steps),
-        "num_draft_tokens": int(request.num_draft_tokens),
-        "num_accepted_draft_tokens": int(request.num_accepted_draft_tokens),
-        "finish_reason": request.finish_reason,
-        "releases": list(releases),
-        "first_release": min(releases),
-        "last_release": max(releases),
-        "started_at": request.started_at,
-        "finished_at": request.finished_at,
-        "time_to_first_token_seconds": float(request.time_to_first_token_seconds),
-        "decode_seconds": float(request.decode_seconds),
-        "policy": request.policy,
-    }

@@ -1,15 +1,14 @@
 """Makers of the things that the decoder reports, with numbers that are easy to check by hand."""
 
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import numpy
+from sqlalchemy.orm import Session
 
 from adaptive_spec.core import ChainEvidence, FinishedRequest, Position, Step, Trace
 from adaptive_spec.records.database import Database
-from adaptive_spec.records.tables import Base, EvidenceRow, RequestRow, StepRow
+from adaptive_spec.records.outcomes import in_bulk
 from adaptive_spec.records.trace_statistics import trace_statistics
-from adaptive_spec.records.writer import row_of
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
@@ -140,17 +139,16 @@ def make_evidence(
     )
 
 
-_TABLES: dict[type, type[Base]] = {Step: StepRow, ChainEvidence: EvidenceRow, FinishedRequest: RequestRow}
-
-
 def record(database: Database, *items: Step | ChainEvidence | FinishedRequest) -> None:
     """Store through the writer's own rows, without its thread."""
-    rows: dict[type[Base], list[dict[str, Any]]] = {}
-    for item in items:
-        rows.setdefault(_TABLES[type(item)], []).append(row_of(item))
     with database.session_scope() as session:
-        for table, values in rows.items():
-            database.insert_new(session, table, values)
+        insert(database, session, *items)
+
+
+def insert(database: Database, session: Session, *items: Step | ChainEvidence | FinishedRequest) -> None:
+    """Do so in a transaction that somebody else ends."""
+    for table, columns in in_bulk(items):
+        database.insert_many(session, table, columns)
 
 
 def drop_counts(database: Database) -> dict[tuple[str, str], int]:

@@ -21,9 +21,7 @@ from adaptive_spec.records.canaries import (
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.events import list_events
 from adaptive_spec.records.releases import add_release, list_releases, live_version, set_live
-from adaptive_spec.records.tables import RequestRow, StepRow
-from adaptive_spec.records.writer import row_of
-from tests.records.rows import START, make_finish, make_step
+from tests.records.rows import START, insert, make_finish, make_step
 
 
 def states(database: Database) -> dict[int, str]:
@@ -83,9 +81,8 @@ def test_only_requests_that_one_release_served_whole_are_compared(database: Data
     def serve(name: str, releases: tuple[int, ...], **given: object) -> None:
         with database.session_scope() as session:
             finish = make_finish(name, releases=releases, **given)  # type: ignore[arg-type]
-            database.insert_new(session, RequestRow, [row_of(finish)])
             steps = [make_step(name, index, release=releases[-1]) for index in range(3)]
-            database.insert_new(session, StepRow, [row_of(step) for step in steps])
+            insert(database, session, finish, *steps)
 
     serve("live", (1,))
     serve("tried", (2,), finished_after_seconds=5.0)

@@ -7,15 +7,15 @@ import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import MetaData, Table, insert, inspect, select, text
+from sqlalchemy import MetaData, Table, inspect, select, text
+from sqlalchemy import insert as insert_into
 from sqlalchemy.exc import InterfaceError, OperationalError, StatementError
 
 from adaptive_spec.errors import RecordsError
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.events import add_event, list_events
 from adaptive_spec.records.tables import Base, EventRow, RequestRow, StepRow
-from adaptive_spec.records.writer import row_of
-from tests.records.rows import make_step
+from tests.records.rows import insert, make_step
 
 COMMAND = "adaptive-spec db upgrade"
 
@@ -65,7 +65,7 @@ def test_steps_of_before_get_the_policy_of_their_requests(empty_database: Databa
             ("steps", [{"id": 1, "request_id": "a"}, {"id": 2, "request_id": "runs"}]),
         ):
             there = Table(table, MetaData(), autoload_with=connection)
-            connection.execute(insert(there), [{**_sample(there), **row} for row in rows])
+            connection.execute(insert_into(there), [{**_sample(there), **row} for row in rows])
     database.upgrade()
     with database.session_scope(read_only=True) as session:
         assert dict(session.execute(select(StepRow.id, StepRow.policy)).all()) == {1: "fixed", 2: ""}
@@ -89,7 +89,7 @@ def test_ids_are_settled_only_when_no_smaller_one_is_under_way(database: Databas
     settled: list[int] = []
     thread = threading.Thread(target=lambda: settled.append(database.settled_id(StepRow)))
     with database.session_scope() as writing:
-        database.insert_new(writing, StepRow, [row_of(make_step())])
+        insert(database, writing, make_step())
         thread.start()
         thread.join(0.3)
         assert settled == ([0] if database.is_sqlite else [])  # SQLite numbers rows under the lock that it writes under

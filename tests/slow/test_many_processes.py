@@ -38,6 +38,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 POLL_SECONDS = 6.0
 JOB_SECONDS = 20.0
+MAX_TOKENS = 16
 ROLES = ("trainer", "decoder", "decoder", "all", "all")
 
 
@@ -186,15 +187,15 @@ class Traffic:
         while not self._stopping.wait(0.1):
             body = {
                 "prompt": f"{url[-4:]} {number}",
-                "max_tokens": 8,
-                "temperature": 0,
+                "max_tokens": MAX_TOKENS,
+                "temperature": 1,  # greedy, so small a model loops, and loops are no traces
                 "ignore_eos": True,
                 "metadata": {"domain": "a"},
                 "speculation": {"chain_length": 2},
             }
             try:
                 answer = call(f"{url}/v1/completions", body)
-                assert answer["usage"]["completion_tokens"] == 8
+                assert answer["usage"]["completion_tokens"] == MAX_TOKENS
                 self.num_answered += 1
             except (OSError, AssertionError) as error:
                 self.failures.append(f"{url}: {error!r}")
