@@ -29,6 +29,7 @@ from sqlalchemy.util import immutabledict
 
 from adaptive_spec.errors import RecordsError
 from adaptive_spec.records.insertion import insert_rows
+from adaptive_spec.records.locks import LockKey
 from adaptive_spec.records.tables import Base
 
 logger = logging.getLogger(__name__)
@@ -39,8 +40,6 @@ BUSY_TIMEOUT_MS = 30_000
 _OUTAGE_RETRY_SECONDS = (0.1, 5.0)  # first and longest wait
 _WAL_RETRY_SECONDS = 0.02
 UPGRADE_COMMAND = "adaptive-spec db upgrade"
-_UPGRADE_LOCK = 7_214_031_905  # one migrating process at a time on PostgreSQL
-_NUMBER_LOCK = 7_214_031_906  # shared while rows are numbered, exclusive to learn which numbers are all there
 _READ_ONLY = "adaptive_spec_read_only"
 # A server that vanished without a word is noticed in seconds; by default TCP takes a quarter of an hour.
 _NOTICE_LOSS = {
@@ -139,7 +138,7 @@ class Database:
     def _number(self, session: Session, *, exclusive: bool) -> None:
         if not self.is_sqlite:
             lock = "pg_advisory_xact_lock" if exclusive else "pg_advisory_xact_lock_shared"
-            session.execute(text(f"SELECT {lock}(:key)"), {"key": _NUMBER_LOCK})
+            session.execute(text(f"SELECT {lock}(:key)"), {"key": LockKey.NUMBER.value})
 
     @property
     def version(self) -> str:
@@ -164,10 +163,10 @@ class Database:
         """
         return datetime.now(UTC) if self.is_sqlite else session.scalars(select(func.clock_timestamp())).one()
 
-    def take_turns(self, session: Session, key: int) -> None:
+    def take_turns(self, session: Session, key: LockKey) -> None:
         """Let one unit of work of this key run at a time; on SQLite all that write take turns anyhow."""
         if not self.is_sqlite:
-            session.execute(select(func.pg_advisory_xact_lock(key)))
+            session.execute(select(func.pg_advisory_xact_lock(key.value)))
 
     def dedicated(self) -> Connection:
         """Return a PostgreSQL connection of the caller's own, outside the pool, each statement a transaction.
@@ -209,7 +208,7 @@ class Database:
         try:
             with self.engine.begin() as connection:
                 if not self.is_sqlite:
-                    connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _UPGRADE_LOCK})
+                    connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": LockKey.UPGRADE.value})
                 self._refuse_unknown(self._revision(connection))
                 config = self._config()
                 config.attributes["connection"] = connection

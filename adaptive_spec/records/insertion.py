@@ -77,7 +77,9 @@ def _driver_values(
     return list(map(convert, values))
 
 
-def _conversion(column: ColumnElement[Any], is_sqlite: bool, to_json: Callable[[Any], str]) -> Callable[[Any], Any] | None:
+def _conversion(
+    column: ColumnElement[Any], is_sqlite: bool, to_json: Callable[[Any], str]
+) -> Callable[[Any], Any] | None:
     """Python's ``sqlite3`` takes bool and bytes too, by a detour that costs more than all else about a value."""
     match column.type:
         case Packed(pack=pack):

@@ -13,8 +13,7 @@ from sqlalchemy import Connection, func, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from adaptive_spec.records.database import Database
-
-_LEADER_LOCK = 7_214_031_906
+from adaptive_spec.records.locks import LockKey
 
 
 class LeaderLock(Protocol):
@@ -55,7 +54,7 @@ class AdvisoryLock:
             if self._held:
                 self._connection.execute(text("SELECT 1"))
             else:
-                self._held = bool(self._connection.scalar(select(func.pg_try_advisory_lock(_LEADER_LOCK))))
+                self._held = bool(self._connection.scalar(select(func.pg_try_advisory_lock(LockKey.LEAD.value))))
         except SQLAlchemyError:
             self.release()
             raise

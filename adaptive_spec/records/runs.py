@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from adaptive_spec.errors import RunError
 from adaptive_spec.records.database import Database
+from adaptive_spec.records.locks import LockKey
 from adaptive_spec.records.notify import notify
 from adaptive_spec.records.tables import DecoderRow, RunRow, TraceRow
 
@@ -23,7 +24,6 @@ STARTED = ("queued", "running")
 ACTIVE = (REQUESTED, *STARTED)
 FINISHED = ("passed", "refused", "failed", "cancelled")
 _SILENCE = timedelta(hours=1)  # after which a run that this machine cannot look at is held for dead
-_RUNS_LOCK = 7_214_031_907
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def claim_run(database: Database, settings: dict[str, Any]) -> int | None:
         settings: of a new run; one that is to go on keeps its own.
     """
     with database.session_scope() as session:
-        database.take_turns(session, _RUNS_LOCK)
+        database.take_turns(session, LockKey.RUNS)
         active = session.scalars(select(RunRow).where(RunRow.state.in_(ACTIVE)).order_by(RunRow.id)).all()
         if not active or any(row.state in STARTED for row in active):
             return None
@@ -161,7 +161,7 @@ def reopen_run(database: Database, run_id: int, *, ask: bool = False) -> None:
         RunError: the run is unknown, active, or has passed the gate or failed at it; or another one is active.
     """
     with database.session_scope() as session:
-        database.take_turns(session, _RUNS_LOCK)
+        database.take_turns(session, LockKey.RUNS)
         row = session.get(RunRow, run_id, with_for_update=True)
         if row is None:
             raise _unknown(run_id)
@@ -273,7 +273,7 @@ def _new(trigger: str, state: str, settings: dict[str, Any]) -> RunRow:
 
 def _refuse_second(database: Database, session: Session) -> None:
     """Make sure, until this unit of work ends, that no run is active."""
-    database.take_turns(session, _RUNS_LOCK)
+    database.take_turns(session, LockKey.RUNS)
     active = session.scalar(select(RunRow).where(RunRow.state.in_(ACTIVE)).order_by(RunRow.id).limit(1))
     if active is not None:
         raise RunError(f"Run {active.id} is {active.state}; wait for it (adaptive-spec runs).")

@@ -11,6 +11,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.leadership import LeaderLock, leader_lock
+from adaptive_spec.records.runs import create_run, list_runs
+from adaptive_spec.records.tables import StepRow
+from tests.records.rows import insert, make_step
 
 HOLDER = """
 import sys, time
@@ -85,3 +88,14 @@ def test_a_database_in_memory_is_led_by_its_process() -> None:
     database = Database("sqlite:///:memory:")
     assert leader_lock(database).hold()
     database.close()
+
+
+def test_whoever_leads_is_in_nobodys_way(database: Database, other: LeaderLock) -> None:
+    assert other.hold()
+    with database.session_scope() as session:
+        if not database.is_sqlite:
+            session.execute(text("SET LOCAL lock_timeout = '1s'"))
+        insert(database, session, make_step())
+    assert database.settled_id(StepRow) == 1
+    run_id = create_run(database, "person", {})
+    assert list_runs(database)[0].id == run_id
