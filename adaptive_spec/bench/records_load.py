@@ -6,6 +6,7 @@ of step: the rollups that a window over thirty days reads are then as many as an
 there holds for ten and a hundred times the tokens too.  Bytes of raw rows grow in proportion.
 """
 
+import gc
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -82,6 +83,8 @@ def measure(url: str, num_tokens: int, shape: Sequence[Template] | None, seed: i
         RecordsError: the database holds records.
     """
     database = Database(url)
+    gc.collect()
+    gc.freeze()  # as the service does at its start
     try:
         database.upgrade()
         if list_domains(database):
@@ -101,6 +104,7 @@ def measure(url: str, num_tokens: int, shape: Sequence[Template] | None, seed: i
         load.latencies_seconds |= _ask(database, since, "rolled up")
         return load
     finally:
+        gc.unfreeze()
         database.close()
 
 

@@ -1,5 +1,6 @@
 """Serving until a signal, then an orderly end: running requests finish or are told why they did not."""
 
+import gc
 import math
 import signal
 import socket
@@ -34,6 +35,8 @@ def run(app: FastAPI, service: Service, log_level: str) -> None:
         timeout_graceful_shutdown=math.ceil(service.settings.decoder.drain_seconds) + _ANSWER_SECONDS,
     )
     server = _Server(config, service)
+    gc.collect()
+    gc.freeze()  # models and libraries stay: a full collection, which stops every thread, need not look at them again
     try:
         server.run()
     except KeyboardInterrupt:
