@@ -36,12 +36,14 @@ def save_adapter(draft: PreTrainedModel, folder: Path, size: float = 0.02, seed:
     return folder
 
 
-def make_release(url: str, root: Path, version: int, adapter: Path, hashes: Mapping[str, str]) -> None:
+def make_release(
+    url: str, root: Path, version: int, adapter: Path, hashes: Mapping[str, str], canary_share: float = 0.0
+) -> None:
     """Write a sound bundle and publish it, as the pipeline does."""
     provenance = {"parent": version - 1, "hashes": dict(hashes)}
     write_bundle(root, version, adapter=adapter, thresholds=SOUND, provenance=provenance)
     database = Database(url)
-    publish(database, root, version, {}, hashes=hashes)
+    publish(database, root, version, {}, hashes=hashes, canary_share=canary_share)
     database.close()
 
 

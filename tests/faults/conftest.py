@@ -57,6 +57,10 @@ class Place:
         )
         self.url = f"http://127.0.0.1:{self.port}"
 
+    def beside(self) -> "Place":
+        """Where another service may run on the same database and folders."""
+        return Place(self.folder, self.database_url, self.models)
+
     @property
     def releases(self) -> Path:
         return self.folder / "releases"

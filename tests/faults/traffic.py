@@ -39,13 +39,14 @@ class Traffic:
         num_clients: that ask at the same time.
 
     ``answered`` holds the ids of requests whose answer was the target's, ``failed`` what went wrong with the others,
-    ``cut`` counts connections that broke, as they do when the service is killed.
+    ``cut`` counts connections that broke, as they do when the service is killed; ``releases`` what has drafted.
     """
 
     def __init__(self, url: str, answers: dict[str, str], num_clients: int = 2) -> None:
         self.answered: list[str] = []
         self.failed: list[str] = []
         self.cut = 0
+        self.releases: set[int] = set()
         self._url, self._answers = url, answers
         self._stopping = threading.Event()
         self._threads = [threading.Thread(target=self._ask, args=(number,)) for number in range(num_clients)]
@@ -94,6 +95,7 @@ class Traffic:
                 time.sleep(0.05)
             else:
                 (choice,) = answer["choices"]
+                self.releases.update(answer["speculation"]["releases"])
                 if choice["text"] == self._answers[prompt]:
                     self.answered.append(answer["id"])
                 else:

@@ -97,6 +97,7 @@ class Cluster:
             DECODER__SLOTS=2,
             DECODER__MAX_CHAIN_LENGTH=2,
             RELEASES__POLL_SECONDS=POLL_SECONDS,
+            RECORDS__TRACE_QUOTA=24,  # so that a run is over soon, however much has been asked
             LEARNING__MIN_TRACES=4,
             LEARNING__MAX_EPOCHS=1,
             SCHEDULE__RETRAIN_HOURS=JOB_SECONDS / 3600,
