@@ -16,7 +16,7 @@ from adaptive_spec.errors import ReleaseError
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.events import event_row
 from adaptive_spec.records.notify import notify
-from adaptive_spec.records.releases import close_canary, make_live
+from adaptive_spec.records.releases import check_may_go_live, close_canary, make_live
 from adaptive_spec.records.tables import CanaryRow, EventRow, ReleaseRow, RequestRow, StepRow
 
 RUNNING, PROMOTED, ROLLED_BACK, ABORTED = "running", "promoted", "rolled_back", "aborted"
@@ -62,8 +62,9 @@ def begin_canary(database: Database, release: int, share: float, reason: str) ->
     """
     with database.session_scope() as session:
         row = session.get(ReleaseRow, release, with_for_update=True)
-        if row is None or row.state in ("refused", "live"):
+        if row is None or row.state == "live":
             raise ReleaseError(f"Release {release} cannot be tried: it is {row.state if row else 'unknown'}.")
+        check_may_go_live(session, row)
         if (other := _running(session)) is not None:
             raise ReleaseError(f"Release {other.release} is on trial; end that first (adaptive-spec releases canary).")
         live = session.scalar(select(ReleaseRow.version).where(ReleaseRow.state == "live")) or 0

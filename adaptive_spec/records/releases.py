@@ -102,7 +102,7 @@ def make_live(
     if version != 0 and row is None:
         raise ReleaseError(f"Release {version} is unknown. `adaptive-spec releases` lists those that exist.")
     if row is not None:
-        _check_may_go_live(session, row, by_person, bool(over_refusal))
+        check_may_go_live(session, row, by_person=by_person, forced=bool(over_refusal))
     before = _demote_live(session, version)
     if row is not None and over_refusal:
         override = {"reason": reason, "checks": list(over_refusal), "at": datetime.now(UTC).isoformat()}
@@ -196,7 +196,16 @@ def close_canary(session: Session, canary: CanaryRow, state: str, reason: str) -
     session.add(EventRow(**event_row(f"canary_{state}", detail, None, canary.release)))
 
 
-def _check_may_go_live(session: Session, row: ReleaseRow, by_person: bool, forced: bool) -> None:
+def check_may_go_live(session: Session, row: ReleaseRow, *, by_person: bool = False, forced: bool = False) -> None:
+    """Refuse what may not serve, inside the unit of work that would let it.
+
+    Args:
+        by_person: somebody has named the release, so that it may have been rolled back before.
+        forced: also over the gate's refusal.
+
+    Raises:
+        ReleaseError: it may not.
+    """
     if row.state == "expired":
         raise ReleaseError(f"The bundle of release {row.version} was deleted (retention.releases). Choose another one.")
     if row.state == "refused" and not (by_person and forced):

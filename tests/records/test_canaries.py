@@ -75,6 +75,12 @@ def test_whatever_goes_live_ends_the_trial(database: Database) -> None:
         begin_canary(database, 3, 0.1, "again")
     with pytest.raises(ReleaseError, match="unknown"):
         begin_canary(database, 9, 0.1, "guess")
+    with pytest.raises(ReleaseError, match="was rolled back"):
+        begin_canary(database, 2, 0.1, "once more")
+    add_release(database, 4, "release-000004", 2, {})
+    with pytest.raises(ReleaseError, match="builds on release 2"):
+        begin_canary(database, 4, 0.1, "made meanwhile")
+    assert running_canary(database) is None
 
 
 def test_only_requests_that_one_release_served_whole_are_compared(database: Database) -> None:
