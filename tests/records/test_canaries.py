@@ -30,7 +30,7 @@ def states(database: Database) -> dict[int, str]:
 
 def test_a_trial_ends_once(database: Database) -> None:
     for version in (1, 2, 3):
-        add_release(database, version, f"release-{version:06d}", version - 1, {})
+        add_release(database, version, f"release-{version:06d}", min(version - 1, 1), {})
     set_live(database, 1, "first")
     assert standing(database) == (1, None)
     begin_canary(database, 2, 0.1, "gate passed")
