@@ -46,8 +46,10 @@ frontier: $(STAMP)  ## What relaxed verifiers gain for what they diverge; FRONTI
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,frontier]'
 	$(BIN)/adaptive-spec frontier --json frontier.json --chart frontier.png $(FRONTIER)
 
-docs: $(STAMP)  ## Every command, route and setting is documented
+docs: $(STAMP)  ## The documentation's site, in site/; a warning is an error
 	$(BIN)/pytest tests/test_docs.py
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
+	$(BIN)/python -m mkdocs build --strict
 
 draft: $(STAMP)  ## Rebuild the bundled quickstart draft (about 70 minutes on 2 cores)
 	$(BIN)/adaptive-spec models cut-draft smollm2-135m build/draft \
