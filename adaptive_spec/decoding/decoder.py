@@ -119,7 +119,7 @@ class Decoder:
         """Decode requests to their ends, as many at once as there are rows; yield what each says as it says it.
 
         On the caller's thread, and never beside an engine.  Choices (``n``) and deadlines are the engine's: here every
-        request has one answer and all the time that it needs.
+        request has one answer and all the time that it needs.  Who stops reading cancels what is not finished.
 
         Raises:
             RequestError: parameters that cannot be served, before anything is decoded.
@@ -132,16 +132,20 @@ class Decoder:
         def put(request: Request, delta: Delta) -> None:
             said.append((request, delta))
 
-        while waiting or self.num_active:
-            while waiting and self.has_room:
-                request = waiting.popleft()
-                self.admit(request, partial(put, request), time.perf_counter())
-            while self.filling:
-                self.fill(self.settings.prefill_chunk_tokens)
-            if self.slots:
-                self.step()
-            while said:
-                yield said.popleft()
+        try:
+            while waiting or self.num_active:
+                while waiting and self.has_room:
+                    request = waiting.popleft()
+                    self.admit(request, partial(put, request), time.perf_counter())
+                while self.filling:
+                    self.fill(self.settings.prefill_chunk_tokens)
+                if self.slots:
+                    self.step()
+                while said:
+                    yield said.popleft()
+        finally:
+            if self.num_active:
+                self.end_all("cancelled")
 
     def admit(self, request: Request, emit: Callable[[Delta], None], submitted: float) -> None:
         """Give a request the next free row."""
