@@ -75,9 +75,8 @@ def settings() -> Iterator[str]:
             meaning = _PAGES.sub("](../", told[f"{section}.{name}"])
             default = field.get_default(call_default_factory=True)
             shown = "" if default is None else f"`{json.dumps(default, default=str)}`".replace(str(data_dir()), "DATA")
-            variable = f"ADAPTIVE_SPEC_{section}__{name}".upper()
             kind = ", ".join([_kind(field.annotation), *_bounds(field.metadata)])
-            yield _row(f"`{section}.{name}`<br>`{variable}`", kind, shown, meaning)
+            yield _row(f"`{section}.{name}`", kind, shown, meaning)
         yield ""
 
 
