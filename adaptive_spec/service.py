@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from sqlalchemy.exc import SQLAlchemyError
@@ -86,7 +86,7 @@ _WAS_AWAY = "The database was away. Start a new run, or go on with this one (--r
 
 
 class Service:
-    """Start it, submit to ``engine``, stop it."""
+    """Start it, submit to ``engine``, stop it; or use it as a context manager, which starts and stops it."""
 
     pair: ModelPair  # only where it decodes
     traces: TraceStore
@@ -128,6 +128,17 @@ class Service:
         self._pace = PaceMeter()
         self._declined: set[tuple[str, str]] = set()  # what volume and age were told lately
         self._failed_versions: set[int] = set()
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     @property
     def tokenizer(self) -> Any:
