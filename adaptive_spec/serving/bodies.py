@@ -14,6 +14,8 @@ from adaptive_spec.errors import RequestError
 from adaptive_spec.settings import Drafter, Settings, Verifier
 
 MOST_CHOICES = 8
+MOST_STOPS = 4
+MOST_STOP_CHARACTERS = 256  # of each: so much text is held back at most, and searched with every token
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions; a chat gets what the context leaves
 # Parameters refused when they ask for something: name -> values that ask for nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -30,6 +32,9 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "prediction": (),
     "audio": (),
 }
+
+
+Stop = Annotated[str, Field(max_length=MOST_STOP_CHARACTERS)]
 
 
 class _Body(BaseModel):
@@ -75,7 +80,7 @@ class GenerationBody(_Body):
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     seed: int | None = None
-    stop: str | Annotated[list[str], Field(max_length=4)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = None
     ignore_eos: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -184,12 +189,21 @@ def to_request(
         RequestError: an unsupported parameter, a bad domain, or a prompt that is empty or too long.
     """
     body.refuse_unsupported()
-    prompt_ids = body.prompt_ids(tokenizer)
+    try:
+        prompt_ids = body.prompt_ids(tokenizer)
+    except UnicodeEncodeError:
+        raise RequestError("The prompt holds half a surrogate pair, which is no character. Correct it.") from None
     limit = settings.decoder.max_context_tokens
+    longest = settings.limits.prompt_tokens
     room = limit - len(prompt_ids)
     wanted = body.wanted_tokens()
     if not prompt_ids:
         raise RequestError("The prompt is empty. Send at least one token.")
+    if longest and len(prompt_ids) > longest:
+        raise RequestError(
+            f"The prompt has {len(prompt_ids)} tokens; {longest} are allowed. "
+            "Shorten it, or ask the operator to raise limits.prompt_tokens."
+        )
     if room < (wanted or 1):
         raise RequestError(
             f"The prompt has {len(prompt_ids)} tokens and {wanted or 1} more were asked for; "
