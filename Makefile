@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow test-faults test-many test-gpu lint serve bench frontier docs draft clean
+.PHONY: demo test test-slow test-faults test-many test-gpu lint audit serve bench frontier docs draft clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -28,6 +28,9 @@ test-many: $(STAMP)  ## Decoders and trainers on one PostgreSQL, killed and cut 
 
 test-gpu: $(STAMP)  ## What only a CUDA device can show (under 5 minutes); needs a torch built for it
 	$(BIN)/pytest -m gpu -s
+
+audit: $(STAMP)  ## Known vulnerabilities of the pinned versions (needs the network, so not part of `make test`)
+	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
