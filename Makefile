@@ -30,7 +30,7 @@ test-gpu: $(STAMP)  ## What only a CUDA device can show (under 5 minutes); needs
 	$(BIN)/pytest -m gpu -s
 
 audit: $(STAMP)  ## Known vulnerabilities of the pinned versions (needs the network, so not part of `make test`)
-	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip
+	$(BIN)/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

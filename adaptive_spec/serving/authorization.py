@@ -7,19 +7,18 @@ By method and path alone, so that a route that is added is guarded without a wor
 import base64
 import binascii
 import ipaddress
-from typing import Any
 
 from starlette.datastructures import Headers
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from adaptive_spec.serving.keyring import Keyring
-from adaptive_spec.serving.origins import is_loopback
+from adaptive_spec.serving.origins import SAFE_METHODS, is_loopback
 from adaptive_spec.serving.ports import Service
 from adaptive_spec.serving.problems import refusal
 from adaptive_spec.serving.tokens import Token
 
 PROBES = ("/livez", "/readyz")
-SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
 class Authorization:
@@ -59,7 +58,7 @@ def needed_scope(method: str, path: str) -> str | None:
     return "read" if method in SAFE_METHODS else "admin"
 
 
-def _refused(token: Token | None, needed: str, path: str) -> Any:
+def _refused(token: Token | None, needed: str, path: str) -> Response:
     if token is not None:
         return refusal(403, f"The token {token.name} has not the scope {needed}. Use one that has.")
     # Browsers ask for a password when they may; theirs is the token, under any user name.

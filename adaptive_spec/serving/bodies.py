@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from uuid import uuid4
 
 from jinja2 import TemplateError
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from adaptive_spec.core import DEFAULT_DOMAIN, DOMAIN_NAME, Request, SamplingParams
 from adaptive_spec.errors import RequestError
@@ -34,7 +34,17 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 
-Stop = Annotated[str, Field(max_length=MOST_STOP_CHARACTERS)]
+def _of_characters(text: str) -> str:
+    """Refuse text that UTF-8 cannot write, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("half a surrogate pair is no character; send whole ones") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_of_characters)]
+Stop = Annotated[str, Field(max_length=MOST_STOP_CHARACTERS), AfterValidator(_of_characters)]
 
 
 class _Body(BaseModel):
@@ -112,7 +122,7 @@ class GenerationBody(_Body):
 class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: Text | list[int] | list[Text] | list[list[int]]
     logprobs: Annotated[int, Field(strict=True, ge=0, le=5)] | None = None
 
     def prompt_ids(self, tokenizer: Any) -> list[int]:
@@ -137,14 +147,14 @@ class Part(_Body):
     """A piece of a message's content; only text is understood."""
 
     type: Literal["text"]
-    text: str
+    text: Text
 
 
 class Message(_Body):
     """A message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[Part]
+    content: Text | list[Part]
 
     def flat(self) -> dict[str, str]:
         """The message as chat templates want it."""
@@ -189,10 +199,7 @@ def to_request(
         RequestError: an unsupported parameter, a bad domain, or a prompt that is empty or too long.
     """
     body.refuse_unsupported()
-    try:
-        prompt_ids = body.prompt_ids(tokenizer)
-    except UnicodeEncodeError:
-        raise RequestError("The prompt holds half a surrogate pair, which is no character. Correct it.") from None
+    prompt_ids = body.prompt_ids(tokenizer)
     limit = settings.decoder.max_context_tokens
     longest = settings.limits.prompt_tokens
     room = limit - len(prompt_ids)

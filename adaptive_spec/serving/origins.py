@@ -13,6 +13,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from adaptive_spec.serving.problems import refusal
 from adaptive_spec.settings import ServerSettings
 
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")  # RFC 9110: they change nothing
+
 
 class Origins:
     """Refuses names that are not this service's, and changes that pages elsewhere ask for."""
@@ -33,7 +35,7 @@ class Origins:
         host, origin = headers.get("host", ""), headers.get("origin")
         if not self._is_ours(host):
             return f"This service is not called {host}. Use its address, or add the name to server.allowed_hosts."
-        if origin is None or scope["method"] in ("GET", "HEAD", "OPTIONS") or origin in self._server.allowed_origins:
+        if origin is None or scope["method"] in SAFE_METHODS or origin in self._server.allowed_origins:
             return None
         if origin.partition("://")[2] == host:
             return None

@@ -93,7 +93,8 @@ def add_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     def bad_body(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"] if part != "body")
+        # Parts with a bracket name the alternatives of a type, not places in the body.
+        where = ".".join(part for part in map(str, first["loc"]) if part != "body" and "[" not in part)
         message = f"{where or 'body'}: {first['msg']}"
         return JSONResponse(envelope(message, "invalid_request_error", param=where or None), 400)
 
