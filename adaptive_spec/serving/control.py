@@ -12,11 +12,13 @@ from starlette.exceptions import HTTPException
 
 from adaptive_spec.errors import ReleaseError
 from adaptive_spec.serving import views
+from adaptive_spec.serving.bodies import Text
 from adaptive_spec.serving.ports import Service
 from adaptive_spec.version import package_version
 
 Limit = Annotated[int, Query(ge=1, le=10_000)]
 Days = Annotated[float | None, Query(ge=0, le=36_500)]
+Words = Annotated[Text, Field(pattern=r"^[^\x00]*$")]  # what databases can store
 
 
 class _Body(BaseModel):
@@ -26,7 +28,7 @@ class _Body(BaseModel):
 class RetrainBody(_Body):
     """Why the run is asked for; ``force``: also with too little data; ``resume``: go on with the interrupted one."""
 
-    trigger: str = Field(default="person", min_length=1, max_length=64)
+    trigger: Words = Field(default="person", min_length=1, max_length=64)
     resume: bool = False
     force: bool = False
 
@@ -34,27 +36,27 @@ class RetrainBody(_Body):
 class CalibrateBody(_Body):
     """Which domain to refit; None: all."""
 
-    domain: str | None = None
+    domain: Words | None = None
 
 
 class RollbackBody(_Body):
     """Which release to put live; None: the parent of the live one."""
 
     to: int | None = Field(default=None, ge=0)
-    reason: str = Field(default="asked for", max_length=500)
+    reason: Words = Field(default="asked for", max_length=500)
 
 
 class CanaryBody(_Body):
     """What becomes of the release on trial."""
 
     action: Literal["promote", "abort"]
-    reason: str = Field(default="asked for", max_length=500)
+    reason: Words = Field(default="asked for", max_length=500)
 
 
 class PublishBody(_Body):
     """Why this release goes live; ``force``: also over the gate's refusal, and then a reason is needed."""
 
-    reason: str = Field(default="", max_length=500)
+    reason: Words = Field(default="", max_length=500)
     force: bool = False
 
 

@@ -63,6 +63,13 @@ def test_every_route_takes_any_body(client: TestClient, path: str, body: bytes) 
     check(client, path, body)
 
 
+@pytest.mark.parametrize("text", [r"\ud800", r"a\u0000b"])
+def test_text_that_no_database_takes(client: TestClient, text: str) -> None:
+    for path, name in (("/api/retrain", "trigger"), ("/api/calibrate", "domain"), ("/api/releases/rollback", "reason")):
+        answer = client.post(path, content=f'{{"{name}": "{text}"}}', headers={"Content-Type": "application/json"})
+        assert answer.status_code == 400
+
+
 @pytest.mark.parametrize("body", [b"[" * 100_000, b"9" * 10_000, b'{"prompt": "x", "seed": ' + b"9" * 5_000 + b"}"])
 def test_json_that_is_too_much_for_a_parser(client: TestClient, body: bytes) -> None:
     check(client, "/v1/completions", body)
