@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
-.PHONY: demo test test-slow test-faults test-many test-gpu lint serve bench frontier docs draft clean
+.PHONY: demo test test-slow test-faults test-many test-gpu lint audit serve bench frontier docs draft clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -29,6 +29,9 @@ test-many: $(STAMP)  ## Decoders and trainers on one PostgreSQL, killed and cut 
 
 test-gpu: $(STAMP)  ## What only a CUDA device can show (under 5 minutes); needs a torch built for it
 	$(BIN)/pytest -m gpu -s
+
+audit: $(STAMP)  ## Known vulnerabilities of the pinned versions (needs the network, so not part of `make test`)
+	$(BIN)/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

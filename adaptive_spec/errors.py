@@ -5,6 +5,7 @@ AdaptiveSpecError
 ├── ModelError            a model, draft or tokenizer cannot be loaded, fetched or paired
 ├── RequestError          a request's parameters are wrong (HTTP 400)
 ├── BusyError             the queue is full; try again later (HTTP 429)
+│   └── RateLimitError    the client, or all together, ask for more than `limits` allow
 ├── UnavailableError      the service stops, or memory ran out (HTTP 503)
 ├── DeadlineError         the request's time was up before its answer was whole (HTTP 504)
 ├── DecodingError         decoding a request failed (HTTP 500)
@@ -38,7 +39,17 @@ class RequestError(AdaptiveSpecError):
 
 
 class BusyError(AdaptiveSpecError):
-    """The engine's queue is full."""
+    """The engine's queue is full; ``retry_after_seconds`` says when to try again."""
+
+    retry_after_seconds = 1.0
+
+
+class RateLimitError(BusyError):
+    """The client, or all together, ask for more than the limits allow."""
+
+    def __init__(self, message: str, retry_after_seconds: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
 
 
 class UnavailableError(AdaptiveSpecError):

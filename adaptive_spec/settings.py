@@ -6,6 +6,7 @@ variables are ADAPTIVE_SPEC_<SECTION>__<NAME>.  Flags arrive as the ``overrides`
 
 import os
 import tomllib
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,6 +17,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from adaptive_spec.core import CALIBRATED_VERIFIERS, Rule
 from adaptive_spec.errors import SettingsError
+from adaptive_spec.redaction import MASK, hide_all, hide_secrets
 
 CONFIG_VARIABLE = "ADAPTIVE_SPEC_CONFIG"
 
@@ -27,10 +29,15 @@ def data_dir() -> Path:
 
 Drafter = Literal["model", "ngram", "combined"]
 Verifier = Literal["exact", "ngram", "logits", "hybrid", "typical", "topk_relaxed"]
+Origin = Annotated[str, Field(pattern=r"^https?://[^/*\s]+$")]
 
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        for name, value in super().__repr_args__():
+            yield name, hide_secrets(value) if isinstance(value, str) else value
 
 
 class ModelSettings(_Section):
@@ -265,7 +272,25 @@ class ServerSettings(_Section):
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
-    token: str = Field(default="", repr=False)  # required for /api when host is not loopback
+    token: str = Field(default="", repr=False)  # opens every route; where host is not loopback it or the next must be
+    token_file: Path = Field(default_factory=lambda: data_dir() / "tokens.json")  # hashes of further tokens
+    read_needs_token: bool = False  # control routes that only read, metrics and the page
+    api_needs_token: bool = False  # /v1
+    allowed_hosts: tuple[str, ...] = ()  # names by which clients may call it, beside this machine's own
+    allowed_origins: tuple[Origin, ...] = ()  # of pages elsewhere that may use it from a browser
+    log_text: bool = False  # errors met while serving are logged with their messages, which may quote requests
+
+
+class LimitSettings(_Section):
+    """What one request to /v1, one client and all clients together may ask for.  0: no limit."""
+
+    body_bytes: int = Field(default=2_000_000, ge=0)  # of any request's body
+    body_seconds: float = Field(default=60.0, ge=0)  # for a body to arrive
+    prompt_tokens: int = Field(default=0, ge=0)  # beside decoder.max_context_tokens
+    concurrent_requests: int = Field(default=1024, ge=0)  # that are read, wait or are answered
+    client_requests: int = Field(default=0, ge=0)  # the same of one client
+    client_requests_per_minute: int = Field(default=0, ge=0)
+    client_tokens_per_minute: int = Field(default=0, ge=0)  # of prompts and answers
 
 
 class Settings(BaseSettings):
@@ -286,7 +311,17 @@ class Settings(BaseSettings):
     schedule: ScheduleSettings = ScheduleSettings()
     retention: RetentionSettings = RetentionSettings()
     cluster: ClusterSettings = ClusterSettings()
-    server: ServerSettings = ServerSettings()
+    server: ServerSettings = Field(default_factory=ServerSettings)
+    limits: LimitSettings = LimitSettings()
+
+    def shown(self) -> dict[str, Any]:
+        """The tree as JSON has it, for anybody's eyes: without tokens, and without passwords in URLs."""
+        shown: dict[str, dict[str, Any]] = hide_all(self.model_dump(mode="json"))
+        for section, values in self:
+            # What stays out of repr is a secret whole.
+            secrets = [name for name, field in type(values).model_fields.items() if not field.repr]
+            shown[section] |= {name: MASK for name in secrets if shown[section][name]}
+        return shown
 
     @classmethod
     def settings_customise_sources(

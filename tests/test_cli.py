@@ -414,3 +414,33 @@ def test_bad_layers() -> None:
 
 def test_version() -> None:
     assert runner.invoke(cli.app, ["--version"]).exit_code == 0
+
+
+def test_tokens_are_made_listed_and_revoked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ADAPTIVE_SPEC_SERVER__TOKEN_FILE", str(tmp_path / "tokens.json"))
+    made = runner.invoke(cli.app, ["tokens", "add", "ci", "--scope", "api", "--scope", "read"])
+    token = made.stdout.strip()
+    assert token.startswith("as-") and "not shown again" in made.stderr
+    told = json.loads(runner.invoke(cli.app, ["tokens", "add", "me", "--json"]).stdout)
+    assert (told["name"], told["scopes"]) == ("me", ["admin"])
+    assert runner.invoke(cli.app, ["tokens", "add", "me"]).exit_code == 2
+    assert runner.invoke(cli.app, ["tokens", "add", "x", "--scope", "root"]).exit_code == 2
+    listed = runner.invoke(cli.app, ["tokens", "list", "--json"]).stdout
+    assert [(row["name"], row["scopes"]) for row in json.loads(listed)["tokens"]] == [
+        ("ci", ["api", "read"]),
+        ("me", ["admin"]),
+    ]
+    listed += runner.invoke(cli.app, ["tokens", "list"]).stdout
+    stored = json.loads((tmp_path / "tokens.json").read_text())["tokens"]
+    for secret in (token, told["token"], *(row[name] for row in stored for name in ("salt", "digest"))):
+        assert secret not in listed
+    assert runner.invoke(cli.app, ["tokens", "revoke", "ci"]).exit_code == 0
+    assert runner.invoke(cli.app, ["tokens", "revoke", "ci"]).exit_code == 2
+    assert "ci" not in runner.invoke(cli.app, ["tokens", "list"]).stdout
+
+
+def test_reads_take_the_token_from_the_environment(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.answers["GET", "/api/domains"] = (200, {"domains": []})
+    monkeypatch.setenv("ADAPTIVE_SPEC_SERVER__TOKEN", "t")
+    assert runner.invoke(cli.app, ["domains"]).exit_code == 0
+    assert server.calls == [("GET", "/api/domains", None, "Bearer t")]

@@ -45,6 +45,7 @@ def settings(tmp_path: Path) -> Settings:
             "releases": {"folder": tmp_path / "releases", "poll_seconds": 0.1},
             "learning": {"min_traces": 10, "rank": 8, "max_epochs": 6, "learning_rate": 1e-2, "nice": 0},
             "schedule": {"retrain_hours": 0, "calibrate_hours": 0},
+            "server": {"token_file": tmp_path / "tokens.json", "allowed_hosts": ["testserver"]},
         }
     )
 

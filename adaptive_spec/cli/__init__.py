@@ -20,6 +20,7 @@ from adaptive_spec.cli import (  # noqa: I001, in the order of the help
     checks,
     benches,
     configuration,
+    tokens,
 )
 from adaptive_spec.cli.apps import app
 
@@ -33,5 +34,6 @@ __all__ = [
     "records",
     "releases",
     "serving",
+    "tokens",
     "traces",
 ]

@@ -31,6 +31,7 @@ config_app = typer.Typer(no_args_is_help=True, help="The settings.")
 db_app = typer.Typer(no_args_is_help=True, help="The database.")
 traces_app = typer.Typer(invoke_without_command=True, help="The traces that training learns from.")
 models_app = typer.Typer(no_args_is_help=True, help="Targets and drafts.")
+tokens_app = typer.Typer(no_args_is_help=True, help="The tokens that open routes of the service.")
 releases_app = typer.Typer(
     invoke_without_command=True, help="Releases: all of them, which is live, which on trial, who runs what."
 )
@@ -40,6 +41,7 @@ for name, part in (
     ("db", db_app),
     ("traces", traces_app),
     ("models", models_app),
+    ("tokens", tokens_app),
 ):
     app.add_typer(part, name=name)
 

@@ -1,5 +1,6 @@
 """Where answers come from: the running service, or the database where nothing answers and that is safe."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,13 +13,14 @@ if TYPE_CHECKING:
     from adaptive_spec.records.traces import TraceStore
     from adaptive_spec.settings import Settings
 
-
 T = TypeVar("T")
+TOKEN_VARIABLES = ["ADAPTIVE_SPEC_TOKEN", "ADAPTIVE_SPEC_SERVER__TOKEN"]
 
 
 def service_at(url: str | None, token: str = "", timeout_seconds: float = 60.0) -> Client:
-    """The service of ``--url``, or the one that this machine would run."""
-    return Client(url or DEFAULT_URL, token, timeout_seconds=timeout_seconds)
+    """The service of ``--url``, or the one that this machine would run; its token is the given or the environment's."""
+    known = token or next(filter(None, map(os.environ.get, TOKEN_VARIABLES)), "")
+    return Client(url or DEFAULT_URL, known, timeout_seconds=timeout_seconds)
 
 
 def ask(

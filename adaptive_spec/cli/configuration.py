@@ -1,9 +1,8 @@
 """``adaptive-spec config`` and ``adaptive-spec db``."""
 
 import json
-import re
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -12,16 +11,13 @@ from adaptive_spec.cli.asking import read_database
 from adaptive_spec.cli.options import Json
 from adaptive_spec.cli.output import say, show
 
-if TYPE_CHECKING:
-    from adaptive_spec.settings import Settings
-
 
 @config_app.command("show")
 def config_show(json_: Json = False) -> None:
     """Print the settings in force, without secrets."""
     from adaptive_spec.settings import load_settings
 
-    shown = _without_secrets(load_settings())
+    shown = load_settings().shown()
     say(shown, "\n".join(_toml_lines(shown)), json_)
 
 
@@ -31,13 +27,12 @@ def db_upgrade() -> None:
     from adaptive_spec.records.database import Database
     from adaptive_spec.settings import load_settings
 
-    url = load_settings().records.url
-    database = Database(url)
+    database = Database(load_settings().records.url)
     try:
         database.upgrade()
     finally:
         database.close()
-    typer.echo(f"{_without_password(url)} is up to date.")
+    typer.echo(f"{database} is up to date.")
 
 
 @db_app.command("prune")
@@ -56,17 +51,6 @@ def db_prune(
     show(found, rows, ("what", "deleted"), json_)
     if dry_run and not json_:
         typer.echo("Nothing was deleted.")
-
-
-def _without_password(url: str) -> str:
-    return re.sub(r"://([^:/@]*):[^@]*@", r"://\1:***@", url)
-
-
-def _without_secrets(settings: "Settings") -> dict[str, Any]:
-    shown = settings.model_dump(mode="json")
-    shown["records"]["url"] = _without_password(shown["records"]["url"])
-    shown["server"]["token"] = "***" if shown["server"]["token"] else ""
-    return shown
 
 
 def _toml_lines(shown: dict[str, Any]) -> list[str]:

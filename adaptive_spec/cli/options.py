@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from adaptive_spec.cli.asking import TOKEN_VARIABLES
 from adaptive_spec.serving.client import DEFAULT_URL
 
 Url = Annotated[
@@ -12,7 +13,7 @@ Url = Annotated[
 ]
 Token = Annotated[
     str,
-    typer.Option("--token", envvar=["ADAPTIVE_SPEC_TOKEN", "ADAPTIVE_SPEC_SERVER__TOKEN"], help="The service's token."),
+    typer.Option("--token", envvar=TOKEN_VARIABLES, help="The service's token."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Domain = Annotated[str | None, typer.Option("--domain", help="Only this domain.")]

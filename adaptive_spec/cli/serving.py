@@ -36,10 +36,13 @@ def serve(
         }
     )
     from adaptive_spec.serving.app import check_bind, create_app
+    from adaptive_spec.serving.logs import quieten_libraries, withhold_text
 
     check_bind(settings.server)
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("apscheduler").setLevel(logging.WARNING)  # else it tells of every look whether a job is due
+    quieten_libraries()
+    if not settings.server.log_text:
+        withhold_text()
 
     from adaptive_spec.service import Service
     from adaptive_spec.serving.server import exit_on_sigterm, run

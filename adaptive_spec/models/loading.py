@@ -154,7 +154,11 @@ def resolve(reference: str) -> Path:
 def _load(folder: Path, settings: ModelSettings) -> PreTrainedModel:
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            str(folder), dtype=getattr(torch, settings.dtype), attn_implementation="sdpa"
+            str(folder),
+            dtype=getattr(torch, settings.dtype),
+            attn_implementation="sdpa",
+            use_safetensors=True,  # a pickle could run anything
+            trust_remote_code=False,  # as could this
         )
     except (OSError, ValueError) as error:
         raise ModelError(
@@ -166,7 +170,7 @@ def _load(folder: Path, settings: ModelSettings) -> PreTrainedModel:
 
 def _tokenizer(folder: Path) -> Any:
     try:
-        return AutoTokenizer.from_pretrained(str(folder))
+        return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ModelError(
             f"{folder} has no readable tokenizer: {error}. Put tokenizer.json beside the model."

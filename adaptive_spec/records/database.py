@@ -31,6 +31,7 @@ from adaptive_spec.errors import RecordsError
 from adaptive_spec.records.insertion import insert_rows
 from adaptive_spec.records.locks import LockKey
 from adaptive_spec.records.tables import Base
+from adaptive_spec.redaction import hide_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -77,17 +78,19 @@ class Database:
     """
 
     def __init__(self, url: str) -> None:
+        self._shown = hide_secrets(url)
         try:
             self.url = make_url(url)
-        except ArgumentError as error:
-            raise RecordsError(f"Not a database URL: {url!r}. Use sqlite:///FILE or postgresql://HOST/NAME.") from error
+        except ArgumentError:
+            # Not quoted, not even by its cause: where a password may be in it, nobody knows.
+            raise RecordsError("Not a database URL. Use sqlite:///FILE or postgresql://HOST/NAME.") from None
         if self.url.get_backend_name() not in ("sqlite", "postgresql"):
-            raise RecordsError(f"{self.url} is neither SQLite nor PostgreSQL. Set records.url to one of the two.")
+            raise RecordsError(f"{self} is neither SQLite nor PostgreSQL. Set records.url to one of the two.")
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.engine = _sqlite_engine(self.url) if self.is_sqlite else _postgresql_engine(self.url)
 
     def __str__(self) -> str:
-        return self.url.render_as_string(hide_password=True)
+        return self._shown
 
     @contextmanager
     def session_scope(self, *, read_only: bool = False) -> Iterator[Session]:
@@ -268,14 +271,14 @@ class Database:
             )
 
     def _unreachable(self, error: SQLAlchemyError) -> RecordsError:
-        reason = str(getattr(error, "orig", None) or error).strip()
+        reason = hide_secrets(str(getattr(error, "orig", None) or error).strip())
         return RecordsError(f"The database {self} cannot be used: {reason}. Check records.url and that it is running.")
 
 
 def _sqlite_engine(url: Any) -> Engine:
     if url.database and url.database != ":memory:":
         Path(url.database).parent.mkdir(parents=True, exist_ok=True)
-    engine = create_engine(url, json_serializer=_to_json)
+    engine = create_engine(url, json_serializer=_to_json, hide_parameters=True)
 
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, _record: Any) -> None:
@@ -309,7 +312,8 @@ def _postgresql_engine(url: Any, **options: Any) -> Engine:
     if url.drivername == "postgresql":
         url = url.set(drivername="postgresql+psycopg")
     noticing = {name: value for name, value in _NOTICE_LOSS.items() if name not in url.query}
-    return create_engine(url, json_serializer=_to_json, pool_pre_ping=True, connect_args=noticing, **options)
+    shared = {"json_serializer": _to_json, "hide_parameters": True}  # errors and logs quote no rows
+    return create_engine(url, pool_pre_ping=True, connect_args=noticing, **shared, **options)
 
 
 def _to_json(value: Any) -> str:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import fsspec
 
 from adaptive_spec.errors import ReleaseError, SettingsError
+from adaptive_spec.redaction import hide_secrets
 from adaptive_spec.releases.bundle import MANIFEST_NAME, read_bundle, sync_folder, write_durably
 
 T = TypeVar("T")
@@ -31,6 +32,7 @@ class BundleStore:
     def __init__(self, folder: Path, url: str = "") -> None:
         self.folder = folder
         self.url = url.rstrip("/")
+        self._shown_url = hide_secrets(self.url)
         if self.url:
             self._files, self._prefix = _open(self.url)
 
@@ -50,7 +52,7 @@ class BundleStore:
         try:
             building = temporary / name
             building.mkdir(mode=0o755)
-            _asked(partial(self._download, name, building), f"{name} cannot be fetched from {self.url}")
+            _asked(partial(self._download, name, building), f"{name} cannot be fetched from {self._shown_url}")
             read_bundle(building)
             _rename(building, final)
         finally:
@@ -65,7 +67,7 @@ class BundleStore:
             ReleaseError: the store cannot be written, or has another bundle of this name.
         """
         if self.url:
-            _asked(partial(self._upload, self.folder / name, name), f"{name} cannot be written to {self.url}")
+            _asked(partial(self._upload, self.folder / name, name), f"{name} cannot be written to {self._shown_url}")
 
     def _download(self, name: str, building: Path) -> None:
         manifest = self._read(f"{name}/{MANIFEST_NAME}")
@@ -80,7 +82,7 @@ class BundleStore:
         there = self._read_if_there(f"{name}/{MANIFEST_NAME}")
         if there is not None:
             if there != manifest:
-                raise ReleaseError(f"{self.url} holds another {name}. Give each database a store of its own.")
+                raise ReleaseError(f"{self._shown_url} holds another {name}. Give each database a store of its own.")
             return
         for relative in [*_listed(manifest), MANIFEST_NAME]:
             place = f"{self._prefix}/{name}/{relative}"
@@ -102,7 +104,8 @@ def _open(url: str) -> tuple[Any, str]:
         files, prefix = fsspec.core.url_to_fs(url, use_listings_cache=False)
     except (ImportError, ValueError) as error:
         raise SettingsError(
-            f"releases.store {url} cannot be opened ({error}). s3:// needs `pip install 'adaptive-spec[s3]'`."
+            f"releases.store {hide_secrets(f'{url} cannot be opened ({error})')}. "
+            "s3:// needs `pip install 'adaptive-spec[s3]'`."
         ) from error
     return files, str(prefix).rstrip("/")
 
@@ -127,7 +130,7 @@ def _asked(work: Callable[[], T], failure: str) -> T:
     except ReleaseError:
         raise
     except Exception as error:
-        raise ReleaseError(f"{failure} ({type(error).__name__}: {error}). {_ADVICE}") from error
+        raise ReleaseError(f"{failure} ({type(error).__name__}: {hide_secrets(str(error))}). {_ADVICE}") from error
 
 
 def _rename(building: Path, final: Path) -> None:

@@ -1,23 +1,38 @@
 """The ASGI application: routes around one service.  Starting and stopping the service is the caller's."""
 
-import ipaddress
+from typing import Any
 
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from adaptive_spec.errors import SettingsError
 from adaptive_spec.serving.control import control_router
+from adaptive_spec.serving.gates import behind_gates
 from adaptive_spec.serving.metrics import metrics_router
 from adaptive_spec.serving.openai import openai_router
+from adaptive_spec.serving.origins import is_loopback
 from adaptive_spec.serving.page import page_router
 from adaptive_spec.serving.ports import Service
 from adaptive_spec.serving.problems import add_handlers
+from adaptive_spec.serving.tokens import TokenFile
 from adaptive_spec.settings import ServerSettings
+
+
+class _App(FastAPI):
+    """Has its gates outside even what answers errors that nobody foresaw, so that no response gets around them."""
+
+    def __init__(self, service: Service, **options: Any) -> None:
+        super().__init__(**options)
+        self._service = service
+
+    def build_middleware_stack(self) -> ASGIApp:
+        return behind_gates(super().build_middleware_stack(), self._service)
 
 
 def create_app(service: Service) -> FastAPI:
     """Build the application for a service."""
     # The interactive docs load scripts from elsewhere, so only the schema is served.
-    app = FastAPI(title="adaptive-spec", docs_url=None, redoc_url=None)
+    app = _App(service, title="adaptive-spec", docs_url=None, redoc_url=None)
     add_handlers(app)
     for router in (openai_router(service), control_router(service), metrics_router(service), page_router(service)):
         app.include_router(router)
@@ -25,20 +40,14 @@ def create_app(service: Service) -> FastAPI:
 
 
 def check_bind(server: ServerSettings) -> None:
-    """Refuse to listen beyond this machine without a token.
+    """Refuse to listen beyond this machine without a token that may change things.
 
     Raises:
-        SettingsError: the host is not loopback and no token is set.
+        SettingsError: the host is not loopback, and there is none or the file of tokens is damaged.
     """
-    if not server.token and not _is_loopback(server.host):
+    tokens = TokenFile(server.token_file).read()
+    if not server.token and not is_loopback(server.host) and not any(token.allows("admin") for token in tokens):
         raise SettingsError(
-            f"server.host {server.host} is reachable from other machines and server.token is empty. "
-            "Set ADAPTIVE_SPEC_SERVER__TOKEN, or bind to 127.0.0.1."
+            f"server.host {server.host} is reachable from other machines and there is no token for control routes. "
+            "Make one with `adaptive-spec tokens add NAME`, set ADAPTIVE_SPEC_SERVER__TOKEN, or bind to 127.0.0.1."
         )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

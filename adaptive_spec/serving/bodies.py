@@ -7,13 +7,15 @@ from typing import Annotated, Any, Literal
 from uuid import uuid4
 
 from jinja2 import TemplateError
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from adaptive_spec.core import DEFAULT_DOMAIN, DOMAIN_NAME, Request, SamplingParams
 from adaptive_spec.errors import RequestError
 from adaptive_spec.settings import Drafter, Settings, Verifier
 
 MOST_CHOICES = 8
+MOST_STOPS = 4
+MOST_STOP_CHARACTERS = 256  # of each: so much text is held back at most, and searched with every token
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions; a chat gets what the context leaves
 # Parameters refused when they ask for something: name -> values that ask for nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -30,6 +32,19 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "prediction": (),
     "audio": (),
 }
+
+
+def _of_characters(text: str) -> str:
+    """Refuse text that UTF-8 cannot write, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("half a surrogate pair is no character; send whole ones") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_of_characters)]
+Stop = Annotated[str, Field(max_length=MOST_STOP_CHARACTERS), AfterValidator(_of_characters)]
 
 
 class _Body(BaseModel):
@@ -75,7 +90,7 @@ class GenerationBody(_Body):
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     seed: int | None = None
-    stop: str | Annotated[list[str], Field(max_length=4)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = None
     ignore_eos: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -107,7 +122,7 @@ class GenerationBody(_Body):
 class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: Text | list[int] | list[Text] | list[list[int]]
     logprobs: Annotated[int, Field(strict=True, ge=0, le=5)] | None = None
 
     def prompt_ids(self, tokenizer: Any) -> list[int]:
@@ -132,14 +147,14 @@ class Part(_Body):
     """A piece of a message's content; only text is understood."""
 
     type: Literal["text"]
-    text: str
+    text: Text
 
 
 class Message(_Body):
     """A message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[Part]
+    content: Text | list[Part]
 
     def flat(self) -> dict[str, str]:
         """The message as chat templates want it."""
@@ -186,10 +201,16 @@ def to_request(
     body.refuse_unsupported()
     prompt_ids = body.prompt_ids(tokenizer)
     limit = settings.decoder.max_context_tokens
+    longest = settings.limits.prompt_tokens
     room = limit - len(prompt_ids)
     wanted = body.wanted_tokens()
     if not prompt_ids:
         raise RequestError("The prompt is empty. Send at least one token.")
+    if longest and len(prompt_ids) > longest:
+        raise RequestError(
+            f"The prompt has {len(prompt_ids)} tokens; {longest} are allowed. "
+            "Shorten it, or ask the operator to raise limits.prompt_tokens."
+        )
     if room < (wanted or 1):
         raise RequestError(
             f"The prompt has {len(prompt_ids)} tokens and {wanted or 1} more were asked for; "

@@ -49,9 +49,12 @@ def _finding(name: str, check: Callable[[Settings], str], settings: Settings) ->
 
 def _server(settings: Settings) -> str:
     from adaptive_spec.serving.app import check_bind
+    from adaptive_spec.serving.tokens import TokenFile
 
-    check_bind(settings.server)
-    return f"{settings.server.host}:{settings.server.port}, token {'set' if settings.server.token else 'not set'}"
+    server = settings.server
+    check_bind(server)
+    num_tokens = len(TokenFile(server.token_file).read()) + bool(server.token)
+    return f"{server.host}:{server.port}, {num_tokens or 'no'} token{'' if num_tokens == 1 else 's'}"
 
 
 def _database(settings: Settings) -> str:

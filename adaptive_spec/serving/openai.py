@@ -23,7 +23,7 @@ from adaptive_spec.errors import AdaptiveSpecError, DecodingError
 from adaptive_spec.serving.bodies import ChatBody, CompletionBody, GenerationBody, to_request
 from adaptive_spec.serving.choices import ChatChoices, CompletionChoices, summary
 from adaptive_spec.serving.ports import Delta, Service, Stream, Usage
-from adaptive_spec.serving.problems import envelope, status_of
+from adaptive_spec.serving.problems import answer_of, envelope
 
 logger = logging.getLogger(__name__)
 
@@ -97,9 +97,10 @@ async def _answer(
         return request, service.engine.submit(request)
 
     request, stream = await anyio.to_thread.run_sync(submit)
+    http.state.spend(len(request.prompt_ids))
     head = {"id": request.request_id, "object": choices.kind, "created": int(time.time()), "model": served}
     if body.stream:
-        parts = _chunks(stream, {**head, "object": choices.chunk_kind}, request, body, threads, choices)
+        parts = _chunks(stream, {**head, "object": choices.chunk_kind}, request, body, http, threads, choices)
         return _EventStream(parts, stream)
     return await _whole(stream, head, request, http, threads, choices)
 
@@ -116,7 +117,7 @@ async def _whole(
     async with anyio.create_task_group() as group:
         group.start_soon(_cancel_when_gone, http, stream)
         try:
-            async for delta in _deltas(stream, threads):
+            async for delta in _deltas(stream, http, threads):
                 deltas[delta.index].append(delta)
                 if delta.finish_reason in BROKEN:
                     return _failed(delta.error or DecodingError(UNFINISHED))
@@ -144,6 +145,7 @@ async def _chunks(
     head: dict[str, Any],
     request: Request,
     body: GenerationBody,
+    http: HttpRequest,
     threads: anyio.CapacityLimiter,
     choices: CompletionChoices | ChatChoices,
 ) -> AsyncIterator[str]:
@@ -152,7 +154,7 @@ async def _chunks(
             yield _event({**head, "choices": [opening]})
     spent: list[Usage] = []
     try:
-        async for delta in _deltas(stream, threads):
+        async for delta in _deltas(stream, http, threads):
             if delta.finish_reason in BROKEN:
                 yield _error_event(delta.error or DecodingError(UNFINISHED))
                 return
@@ -170,7 +172,7 @@ async def _chunks(
     yield "data: [DONE]\n\n"
 
 
-async def _deltas(stream: Stream, threads: anyio.CapacityLimiter) -> AsyncIterator[Delta]:
+async def _deltas(stream: Stream, http: HttpRequest, threads: anyio.CapacityLimiter) -> AsyncIterator[Delta]:
     events = iter(stream.events())
     try:
         while True:
@@ -178,6 +180,7 @@ async def _deltas(stream: Stream, threads: anyio.CapacityLimiter) -> AsyncIterat
             delta = await anyio.to_thread.run_sync(_next, events, limiter=threads, abandon_on_cancel=True)
             if delta is None:
                 return
+            http.state.spend(len(delta.token_ids))
             yield delta
     finally:
         stream.cancel()
@@ -195,8 +198,7 @@ async def _cancel_when_gone(http: HttpRequest, stream: Stream) -> None:
 
 def _failed(error: Exception) -> JSONResponse:
     if isinstance(error, AdaptiveSpecError):
-        status, kind = status_of(error)
-        return JSONResponse(envelope(str(error), kind), status)
+        return answer_of(error)
     logger.error("A stream broke", exc_info=error)
     return JSONResponse(envelope("Internal error; see the service's log.", "server_error"), 500)
 

@@ -1,6 +1,8 @@
 """Errors as HTTP: one envelope, the one that OpenAI clients parse."""
 
 import logging
+import math
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -15,6 +17,7 @@ from adaptive_spec.errors import (
     DeadlineError,
     NotEnoughDataError,
     NotLeaderError,
+    RateLimitError,
     RecordsError,
     ReleaseError,
     RequestError,
@@ -35,12 +38,23 @@ STATUS: tuple[tuple[type[AdaptiveSpecError], int, str], ...] = (
     (UnavailableError, 503, "service_unavailable_error"),
     (DeadlineError, 504, "timeout_error"),
 )
-TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+}
 
 
 def envelope(message: str, kind: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:
     """The body of an error response."""
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    return {"error": {"message": _writable(message), "type": kind, "param": param and _writable(param), "code": code}}
+
+
+def _writable(text: str) -> str:
+    """Text that UTF-8 can write: clients send halves of surrogate pairs, and messages quote them."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def status_of(error: AdaptiveSpecError) -> tuple[int, str]:
@@ -51,27 +65,43 @@ def status_of(error: AdaptiveSpecError) -> tuple[int, str]:
     return 500, "server_error"
 
 
+def answer_of(error: AdaptiveSpecError) -> JSONResponse:
+    """The response that tells a client of an error raised on purpose."""
+    status, kind = status_of(error)
+    code = "rate_limit_exceeded" if isinstance(error, RateLimitError) else None
+    headers = None
+    if isinstance(error, BusyError):
+        headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_seconds)))}
+    return JSONResponse(envelope(str(error), kind, code), status, headers)
+
+
+def refusal(
+    status: int, message: str, headers: Mapping[str, str] | None = None, code: str | None = None
+) -> JSONResponse:
+    """The response that refuses a request for what HTTP says of it."""
+    kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return JSONResponse(envelope(message, kind, code), status, headers)
+
+
 def add_handlers(app: FastAPI) -> None:
     """Answer every error of the tree, every bad body and every unknown route in the envelope."""
 
     @app.exception_handler(AdaptiveSpecError)
     def on_purpose(request: Request, error: AdaptiveSpecError) -> JSONResponse:
-        status, kind = status_of(error)
-        headers = {"Retry-After": "1"} if status == 429 else None
-        return JSONResponse(envelope(str(error), kind), status, headers)
+        return answer_of(error)
 
     @app.exception_handler(RequestValidationError)
     def bad_body(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"] if part != "body")
+        # Parts with a bracket name the alternatives of a type, not places in the body.
+        where = ".".join(part for part in map(str, first["loc"]) if part != "body" and "[" not in part)
         message = f"{where or 'body'}: {first['msg']}"
         return JSONResponse(envelope(message, "invalid_request_error", param=where or None), 400)
 
     @app.exception_handler(HTTPException)
     def plain_http(request: Request, error: HTTPException) -> JSONResponse:
-        kind = TYPES.get(error.status_code, "invalid_request_error" if error.status_code < 500 else "server_error")
         code = "model_not_found" if "model" in request.path_params and error.status_code == 404 else None
-        return JSONResponse(envelope(str(error.detail), kind, code), error.status_code, error.headers)
+        return refusal(error.status_code, str(error.detail), error.headers, code)
 
     @app.exception_handler(SQLAlchemyError)
     def database_down(request: Request, error: SQLAlchemyError) -> JSONResponse:

@@ -138,8 +138,12 @@ class Service:
         self.drift_states: tuple[StreamState, ...] = ()
 
     def set_token(self, token: str) -> None:
-        server = self.settings.server.model_copy(update={"token": token})
-        self.settings = self.settings.model_copy(update={"server": server})
+        self.configure("server", token=token)
+
+    def configure(self, section: str, **values: Any) -> None:
+        """Change settings; most are read when the application is created."""
+        changed = getattr(self.settings, section).model_copy(update=values)
+        self.settings = self.settings.model_copy(update={section: changed})
 
     def drain(self) -> None:
         self.ready = False
@@ -192,6 +196,7 @@ def settings(tmp_path: Path) -> Settings:
             "decoder": {"max_context_tokens": 64},
             "records": {"url": f"sqlite:///{tmp_path / 'records.db'}", "folder": tmp_path / "traces"},
             "releases": {"folder": tmp_path / "releases"},
+            "server": {"token_file": tmp_path / "tokens.json", "allowed_hosts": ["test", "testserver"]},
         }
     )
 
