@@ -36,10 +36,16 @@ class CanaryWatch:
 
     Args:
         load: gives a release by its version, its bundle checked; raises ReleaseError.
+        ended: told how a trial ended, where it was ended here.
     """
 
     def __init__(
-        self, database: Database, settings: Settings, engine: Engine, load: Callable[[int], LoadedRelease]
+        self,
+        database: Database,
+        settings: Settings,
+        engine: Engine,
+        load: Callable[[int], LoadedRelease],
+        ended: Callable[[str], None] = lambda state: None,
     ) -> None:
         self._database = database
         self._settings = settings.releases
@@ -48,6 +54,7 @@ class CanaryWatch:
         )
         self._engine = engine
         self._load = load
+        self._tell_ended = ended
         self._seen: dict[str, ServedRequest] = {}  # of the canary that is watched
         self._watched: int | None = None
 
@@ -121,5 +128,6 @@ class CanaryWatch:
     def _end(self, canary: CanaryRecord, state: str, reason: str, report: dict[str, object]) -> bool:
         ended = end_canary(self._database, canary.id, state, reason, report)
         if ended:
+            self._tell_ended(state)
             logger.warning("canary %d is %s: %s", canary.release, state.replace("_", " "), reason)
         return ended

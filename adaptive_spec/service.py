@@ -29,7 +29,7 @@ from adaptive_spec.canary import CanaryWatch
 from adaptive_spec.cluster.idle import IdleEngine
 from adaptive_spec.cluster.leadership import Leadership
 from adaptive_spec.cluster.membership import Membership
-from adaptive_spec.core import Step
+from adaptive_spec.core import FinishedRequest, Step
 from adaptive_spec.decoding.engine import Engine
 from adaptive_spec.decoding.listeners import Listeners
 from adaptive_spec.errors import (
@@ -75,6 +75,7 @@ from adaptive_spec.releases.adapter import load_release
 from adaptive_spec.releases.registry import put_live, rollback, stored_release
 from adaptive_spec.scheduler import Scheduler
 from adaptive_spec.settings import ServerSettings, Settings
+from adaptive_spec.telemetry.telemetry import Telemetry
 from adaptive_spec.version import package_version
 
 logger = logging.getLogger(__name__)
@@ -98,6 +99,7 @@ class Service:
         self.settings = settings
         self.ready = False
         self.decodes = settings.cluster.role != "trainer"
+        self.telemetry = Telemetry(settings)
         self._given_pair = pair
         self._canary: CanaryWatch | None = None  # only where it decodes
         self.database = Database(settings.records.url)
@@ -137,6 +139,11 @@ class Service:
     def leads(self) -> bool:
         """Whether this process is the one that trains, calibrates and runs what is due."""
         return self._leadership.leads
+
+    @property
+    def last_sign(self) -> float | None:
+        """When a sign of life last reached the database, in seconds since the epoch."""
+        return self._membership.last_sign if hasattr(self, "_membership") else None
 
     @property
     def drift_states(self) -> tuple[StreamState, ...]:
@@ -195,7 +202,8 @@ class Service:
         if self.decodes:
             self.pair = pair
             engine.price(cost)
-            self._canary = CanaryWatch(self.database, self.settings, engine, self._loaded)
+            ended = self.telemetry.learning.canary_ended
+            self._canary = CanaryWatch(self.database, self.settings, engine, self._loaded, ended)
         else:  # no decoder has measured yet
             engine.stop()
             self.engine = IdleEngine()
@@ -316,7 +324,9 @@ class Service:
         canary = running_canary(self.database)
         if canary is None:
             raise ReleaseError("No release is on trial. `adaptive-spec releases canary` shows past trials.")
-        end_canary(self.database, canary.id, PROMOTED if promote else ABORTED, reason, {})
+        outcome = PROMOTED if promote else ABORTED
+        if end_canary(self.database, canary.id, outcome, reason, {}):
+            self.telemetry.learning.canary_ended(outcome)
         self._follow_live()
         return self.engine.release.version
 
@@ -338,17 +348,22 @@ class Service:
         return forget_request(self.traces, request_id)
 
     def _listeners(self) -> Listeners:
-        records, writer = self.settings.records, self.writer
-        if not records.enabled:
-            return Listeners(self._pace.note, on_event=writer.event)
+        records, writer, traffic = self.settings.records, self.writer, self.telemetry.traffic
 
         def on_step(step: Step) -> None:
-            self._pace.note(step)
             writer.on_step(step)
+            self._pace.note(step)
+            traffic.on_step(step)
 
+        def on_finish(request: FinishedRequest) -> None:
+            writer.on_finish(request)
+            traffic.on_finish(request)
+
+        if not records.enabled:  # then the writer passes over them
+            return Listeners(on_step, on_finish, on_event=writer.event)
         return Listeners(
             on_step,
-            writer.on_finish,
+            on_finish,
             writer.on_trace,
             writer.event,
             records.trace_top_k,
@@ -358,6 +373,7 @@ class Service:
         )
 
     def _run(self, run_id: int) -> None:
+        began = time.monotonic()
         try:
             self.writer.flush(10.0)
             self.pipeline.retrain(run_id)
@@ -369,10 +385,20 @@ class Service:
         except Exception:
             logger.exception("run %d failed", run_id)
         finally:
+            self._count_run(run_id, time.monotonic() - began)
             self._training.release()
         if not self._stopping.is_set():
             with contextlib.suppress(UnavailableError, SQLAlchemyError):  # it stops just now; the watcher looks again
                 self._follow_live()
+
+    def _count_run(self, run_id: int, seconds: float) -> None:
+        try:
+            run = get_run(self.database, run_id)
+        except (AdaptiveSpecError, SQLAlchemyError):  # what it came to is not known; it has not come to anything good
+            self.telemetry.learning.run_ended("failed", seconds, None)
+            return
+        outcome = "failed" if run.state in ACTIVE else run.state
+        self.telemetry.learning.run_ended(outcome, seconds, (run.report.get("gain") or {}).get("gain_share"))
 
     def _record_end(self, run_id: int) -> None:
         """Wait for the database and mark a run as failed that ended while it was away."""
@@ -484,7 +510,10 @@ class Service:
 
     def look_for_drift(self) -> None:
         """Read what was recorded since the last look, and answer the drifts in it."""
-        self._drift_answers.answer(self._drift.poll(self.engine.release))
+        drifts = self._drift.poll(self.engine.release)
+        for drift in drifts:
+            self.telemetry.learning.drifted(drift.source.domain, drift.stream, drift.shift.direction)
+        self._drift_answers.answer(drifts)
 
     def _calibrate_after(self, domain: str, after_step: int) -> str:
         if self._training.locked():
@@ -535,6 +564,7 @@ class Service:
                 pause = self.engine.swap(self._loaded(version)).result()
         except (ReleaseError, OSError) as error:
             self._failed_versions.add(version)
+            self.telemetry.learning.swap_refused()
             logger.error("release %d refused: %s", version, error)
             self.writer.event("release_refused", {"reason": str(error)}, release=version)
             return

@@ -260,6 +260,12 @@ class ClusterSettings(_Section):
     forget_hours: float = Field(default=24.0, gt=0)  # after which one that is gone leaves the list
 
 
+class MetricsSettings(_Section):
+    """What /metrics tells."""
+
+    max_domains: int = Field(default=50, ge=1)  # with series of their own, the first that came; the rest is "other"
+
+
 class ServerSettings(_Section):
     """HTTP."""
 
@@ -287,6 +293,7 @@ class Settings(BaseSettings):
     retention: RetentionSettings = RetentionSettings()
     cluster: ClusterSettings = ClusterSettings()
     server: ServerSettings = ServerSettings()
+    metrics: MetricsSettings = MetricsSettings()
 
     @classmethod
     def settings_customise_sources(

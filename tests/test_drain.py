@@ -44,7 +44,7 @@ def test_sigterm(tmp_path: Path, drain_seconds: float, whole: bool) -> None:
 
     thread = threading.Thread(target=ask)
     thread.start()
-    active = "adaptive_spec_num_active_requests 1.0"
+    active = "adaptive_spec_num_requests_running 1.0"
     deadline = time.monotonic() + 30
     while active not in _metrics(url) and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -84,6 +84,11 @@ class Engine:
         return None if canary is None else canary.release
 
     @property
+    def canary_share(self) -> float:
+        """Its share of the requests; 0: there is none."""
+        return self.decoder.lineup.share
+
+    @property
     def tripped(self) -> tuple[int, str] | None:
         """The canary that this decoder ended last by itself, and why."""
         return self.decoder.tripped

@@ -6,6 +6,7 @@ from fastapi import FastAPI
 
 from adaptive_spec.errors import SettingsError
 from adaptive_spec.serving.control import control_router
+from adaptive_spec.serving.health import health_router
 from adaptive_spec.serving.metrics import metrics_router
 from adaptive_spec.serving.openai import openai_router
 from adaptive_spec.serving.page import page_router
@@ -19,8 +20,8 @@ def create_app(service: Service) -> FastAPI:
     # The interactive docs load scripts from elsewhere, so only the schema is served.
     app = FastAPI(title="adaptive-spec", docs_url=None, redoc_url=None)
     add_handlers(app)
-    for router in (openai_router(service), control_router(service), metrics_router(service), page_router(service)):
-        app.include_router(router)
+    for router in (openai_router, control_router, health_router, metrics_router, page_router):
+        app.include_router(router(service))
     return app
 
 
