@@ -75,6 +75,7 @@ from adaptive_spec.releases.adapter import load_release
 from adaptive_spec.releases.registry import put_live, rollback, stored_release
 from adaptive_spec.scheduler import Scheduler
 from adaptive_spec.settings import ServerSettings, Settings
+from adaptive_spec.telemetry.logs import about
 from adaptive_spec.telemetry.telemetry import Telemetry
 from adaptive_spec.version import package_version
 
@@ -238,6 +239,7 @@ class Service:
             if hasattr(self, "_membership"):
                 self._membership.stop()
             self.database.close()
+            self.telemetry.spans.close()
 
     def retrain(self, trigger: str = "person", *, resume: bool = False, force: bool = False) -> int:
         """Start a training run in its own process, or ask the process that leads for one; return its id.
@@ -348,7 +350,8 @@ class Service:
         return forget_request(self.traces, request_id)
 
     def _listeners(self) -> Listeners:
-        records, writer, traffic = self.settings.records, self.writer, self.telemetry.traffic
+        records, writer = self.settings.records, self.writer
+        traffic, spans = self.telemetry.traffic, self.telemetry.spans
 
         def on_step(step: Step) -> None:
             writer.on_step(step)
@@ -358,6 +361,7 @@ class Service:
         def on_finish(request: FinishedRequest) -> None:
             writer.on_finish(request)
             traffic.on_finish(request)
+            spans.on_finish(request)
 
         if not records.enabled:  # then the writer passes over them
             return Listeners(on_step, on_finish, on_event=writer.event)
@@ -373,6 +377,10 @@ class Service:
         )
 
     def _run(self, run_id: int) -> None:
+        with about(run_id=run_id), self.telemetry.spans.span("training run", run_id=run_id):
+            self._learn(run_id)
+
+    def _learn(self, run_id: int) -> None:
         began = time.monotonic()
         try:
             self.writer.flush(10.0)
@@ -398,6 +406,7 @@ class Service:
             self.telemetry.learning.run_ended("failed", seconds, None)
             return
         outcome = "failed" if run.state in ACTIVE else run.state
+        self.telemetry.spans.note(trigger=run.trigger, outcome=outcome, release=run.release)
         self.telemetry.learning.run_ended(outcome, seconds, (run.report.get("gain") or {}).get("gain_share"))
 
     def _record_end(self, run_id: int) -> None:
@@ -543,7 +552,9 @@ class Service:
         """Run the releases that are to run, live and on trial.  A bad one is refused and the old one goes on."""
         with self._following:
             live, canary = standing(self.database)
-            self._follow(live)
+            if live != self.engine.release.version and live not in self._failed_versions:
+                with self.telemetry.spans.span("swap", release=live):
+                    self._follow(live)
             if self._canary is not None:
                 self._canary.follow(canary)
 
@@ -554,8 +565,6 @@ class Service:
             self._follow_live()
 
     def _follow(self, version: int) -> None:
-        if version == self.engine.release.version or version in self._failed_versions:
-            return
         try:
             canary = self.engine.canary
             if canary is not None and canary.version == version:
@@ -565,9 +574,11 @@ class Service:
         except (ReleaseError, OSError) as error:
             self._failed_versions.add(version)
             self.telemetry.learning.swap_refused()
+            self.telemetry.spans.note(refused=str(error))
             logger.error("release %d refused: %s", version, error)
             self.writer.event("release_refused", {"reason": str(error)}, release=version)
             return
+        self.telemetry.spans.note(pause_seconds=pause)
         self._membership.tell()
         logger.info("release %d is live after a pause of %.1f ms", version, pause * 1e3)
         self.writer.event("release_swapped", {"pause_seconds": pause}, release=version)

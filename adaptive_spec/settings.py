@@ -266,6 +266,19 @@ class MetricsSettings(_Section):
     max_domains: int = Field(default=50, ge=1)  # with series of their own, the first that came; the rest is "other"
 
 
+class LogSettings(_Section):
+    """Log lines of ``serve``."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["text", "json"] = "text"
+
+
+class SpanSettings(_Section):
+    """OpenTelemetry spans.  Where they go is up to its own OTEL_ variables."""
+
+    enabled: bool = False  # needs the extra ``otel``
+
+
 class ServerSettings(_Section):
     """HTTP."""
 
@@ -294,6 +307,8 @@ class Settings(BaseSettings):
     cluster: ClusterSettings = ClusterSettings()
     server: ServerSettings = ServerSettings()
     metrics: MetricsSettings = MetricsSettings()
+    log: LogSettings = LogSettings()
+    spans: SpanSettings = SpanSettings()
 
     @classmethod
     def settings_customise_sources(

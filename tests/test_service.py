@@ -19,12 +19,13 @@ from adaptive_spec.learning.yielding import Yielding
 from adaptive_spec.records.events import EventRecord, list_events
 from adaptive_spec.records.releases import get_release
 from adaptive_spec.records.runs import get_run, list_runs
-from adaptive_spec.records.statistics import domain_statistics
+from adaptive_spec.records.statistics import DomainStatistics, domain_statistics
 from adaptive_spec.releases.bundle import bundle_name, write_bundle
 from adaptive_spec.releases.registry import refuse
 from adaptive_spec.releases.report import Check, GateReport
 from adaptive_spec.service import Service
 from adaptive_spec.serving.app import create_app
+from adaptive_spec.serving.metrics import registry_of
 from adaptive_spec.settings import Settings, load_settings
 from tests.calibration.recorded import STEPS, record_requests
 from tests.conftest import byte_tokenizer, tiny_model
@@ -139,12 +140,33 @@ def test_the_loop_closes(service: Service) -> None:
     (old,) = domain_statistics(service.database, domain="a", release=0)
     (new,) = domain_statistics(service.database, domain="a", release=run.release)
     assert new.mean_acceptance_length > old.mean_acceptance_length
+    check_counters(service, (old, new))
 
     assert service.rollback(0, "test") == 0
     assert service.engine.release.version == 0
     assert serve(service, 5, "a") == before[:5]
     kinds = [event.kind for event in list_events(service.database, limit=50)]
     assert {"release_live", "release_swapped"} <= set(kinds) and "rollback" in kinds
+
+
+def check_counters(service: Service, recorded: tuple[DomainStatistics, DomainStatistics]) -> None:
+    """What the process counted of domain "a" under two releases is what the records hold; and the run is counted."""
+    registry = registry_of(service)
+
+    def value(name: str, **labels: str) -> float:
+        return registry.get_sample_value(f"adaptive_spec_{name}", labels) or 0
+
+    for stats, release in zip(recorded, ("0", str(service.engine.release.version)), strict=True):
+        source = {"domain": "a", "release": release, "drafter": "model"}
+        assert value("spec_decode_num_drafts_total", **source) == stats.num_spec_steps > 0
+        assert value("spec_decode_num_draft_tokens_total", **source) == stats.num_draft_tokens
+        assert value("spec_decode_num_accepted_tokens_total", **source) == stats.num_accepted_draft_tokens
+        emitted = [value("generation_tokens_total", **source | {"drafter": name}) for name in ("model", "none")]
+        assert sum(emitted) == stats.num_emitted_tokens
+    assert value("request_success_total", domain="a", finished_reason="length") == 100
+    assert value("time_to_first_token_seconds_count", domain="a") == 100
+    until(lambda: value("runs_total", outcome="passed") == 1)
+    assert value("last_run_seconds") > 0 and value("swaps_total") == 1 and value("live_release") > 0
 
 
 def test_calibration_publishes_thresholds(service: Service) -> None:

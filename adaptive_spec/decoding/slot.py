@@ -133,7 +133,8 @@ class Slot:
         try:
             rest = self.text.take(final=True)
         except Exception:
-            logger.exception("the last text of request %s is lost", self.request.request_id)
+            its = self.request.request_id
+            logger.exception("the last text of request %s is lost", its, extra={"completion_id": its})
             rest = ""
         self.emit(Delta(rest, [], reason, self.usage(), error))
 

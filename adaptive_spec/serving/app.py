@@ -5,9 +5,10 @@ import ipaddress
 from fastapi import FastAPI
 
 from adaptive_spec.errors import SettingsError
+from adaptive_spec.serving.access import AccessLog, HttpMetrics
 from adaptive_spec.serving.control import control_router
 from adaptive_spec.serving.health import health_router
-from adaptive_spec.serving.metrics import metrics_router
+from adaptive_spec.serving.metrics import metrics_router, registry_of
 from adaptive_spec.serving.openai import openai_router
 from adaptive_spec.serving.page import page_router
 from adaptive_spec.serving.ports import Service
@@ -20,8 +21,11 @@ def create_app(service: Service) -> FastAPI:
     # The interactive docs load scripts from elsewhere, so only the schema is served.
     app = FastAPI(title="adaptive-spec", docs_url=None, redoc_url=None)
     add_handlers(app)
-    for router in (openai_router, control_router, health_router, metrics_router, page_router):
+    answers = HttpMetrics()
+    for router in (openai_router, control_router, health_router, page_router):
         app.include_router(router(service))
+    app.include_router(metrics_router(registry_of(service, answers)))
+    app.add_middleware(AccessLog, metrics=answers)  # the last that is added is the first that is asked
     return app
 
 

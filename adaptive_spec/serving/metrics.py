@@ -109,18 +109,17 @@ class ServiceCollector(Collector):
         return [((label,), number) for label, number in found.items()]
 
 
-def registry_of(service: Service) -> CollectorRegistry:
-    """All that is exported of a service."""
+def registry_of(service: Service, *more: Collector) -> CollectorRegistry:
+    """All that is exported of a service, and what else is counted around it."""
     registry = CollectorRegistry()
-    for collector in (*service.telemetry.collectors, ServiceCollector(service)):
+    for collector in (*service.telemetry.collectors, ServiceCollector(service), *more):
         registry.register(collector)
     return registry
 
 
-def metrics_router(service: Service) -> APIRouter:
-    """Serve /metrics for a service."""
+def metrics_router(registry: CollectorRegistry) -> APIRouter:
+    """Serve /metrics."""
     router = APIRouter()
-    registry = registry_of(service)
 
     @router.get("/metrics")
     def metrics() -> Response:

