@@ -326,9 +326,7 @@ class Service:
         canary = running_canary(self.database)
         if canary is None:
             raise ReleaseError("No release is on trial. `adaptive-spec releases canary` shows past trials.")
-        outcome = PROMOTED if promote else ABORTED
-        if end_canary(self.database, canary.id, outcome, reason, {}):
-            self.telemetry.learning.canary_ended(outcome)
+        end_canary(self.database, canary.id, PROMOTED if promote else ABORTED, reason, {})
         self._follow_live()
         return self.engine.release.version
 

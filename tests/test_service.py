@@ -18,7 +18,7 @@ from adaptive_spec.errors import ReleaseError, RunError
 from adaptive_spec.learning.yielding import Yielding
 from adaptive_spec.records.events import EventRecord, list_events
 from adaptive_spec.records.releases import get_release
-from adaptive_spec.records.runs import get_run, list_runs
+from adaptive_spec.records.runs import create_run, get_run, list_runs, update_run
 from adaptive_spec.records.statistics import DomainStatistics, domain_statistics
 from adaptive_spec.releases.bundle import bundle_name, write_bundle
 from adaptive_spec.releases.registry import refuse
@@ -140,7 +140,10 @@ def test_the_loop_closes(service: Service) -> None:
     (old,) = domain_statistics(service.database, domain="a", release=0)
     (new,) = domain_statistics(service.database, domain="a", release=run.release)
     assert new.mean_acceptance_length > old.mean_acceptance_length
-    check_counters(service, (old, new))
+    check_counters(service, old, 0)
+    check_counters(service, new, run.release)
+    until(lambda: counted(service, "runs_total", outcome="passed") == 1)
+    assert counted(service, "swaps_total") == 1
 
     assert service.rollback(0, "test") == 0
     assert service.engine.release.version == 0
@@ -149,24 +152,34 @@ def test_the_loop_closes(service: Service) -> None:
     assert {"release_live", "release_swapped"} <= set(kinds) and "rollback" in kinds
 
 
-def check_counters(service: Service, recorded: tuple[DomainStatistics, DomainStatistics]) -> None:
-    """What the process counted of domain "a" under two releases is what the records hold; and the run is counted."""
-    registry = registry_of(service)
+def counted(service: Service, name: str, **labels: str) -> float:
+    return registry_of(service).get_sample_value(f"adaptive_spec_{name}", labels) or 0
 
-    def value(name: str, **labels: str) -> float:
-        return registry.get_sample_value(f"adaptive_spec_{name}", labels) or 0
 
-    for stats, release in zip(recorded, ("0", str(service.engine.release.version)), strict=True):
-        source = {"domain": "a", "release": release, "drafter": "model"}
-        assert value("spec_decode_num_drafts_total", **source) == stats.num_spec_steps > 0
-        assert value("spec_decode_num_draft_tokens_total", **source) == stats.num_draft_tokens
-        assert value("spec_decode_num_accepted_tokens_total", **source) == stats.num_accepted_draft_tokens
-        emitted = [value("generation_tokens_total", **source | {"drafter": name}) for name in ("model", "none")]
-        assert sum(emitted) == stats.num_emitted_tokens
-    assert value("request_success_total", domain="a", finished_reason="length") == 100
-    assert value("time_to_first_token_seconds_count", domain="a") == 100
-    until(lambda: value("runs_total", outcome="passed") == 1)
-    assert value("last_run_seconds") > 0 and value("swaps_total") == 1 and value("live_release") > 0
+def check_counters(service: Service, recorded: DomainStatistics, release: int) -> None:
+    """What the process counted of domain "a" under a release is what the records hold of it."""
+    source = {"domain": "a", "release": str(release), "drafter": "model"}
+    assert counted(service, "spec_decode_num_drafts_total", **source) == recorded.num_spec_steps > 0
+    assert counted(service, "spec_decode_num_draft_tokens_total", **source) == recorded.num_draft_tokens
+    assert counted(service, "spec_decode_num_accepted_tokens_total", **source) == recorded.num_accepted_draft_tokens
+    by_drafter = [counted(service, "generation_tokens_total", **source | {"drafter": one}) for one in ("model", "none")]
+    assert sum(by_drafter) == recorded.num_emitted_tokens
+
+
+def test_the_counters_are_those_of_the_records(service: Service) -> None:
+    serve(service, 12, "a")
+    service.writer.flush(30)
+    (stats,) = domain_statistics(service.database, domain="a")
+    check_counters(service, stats, 0)
+    assert counted(service, "request_success_total", domain="a", finished_reason="length") == 12
+    assert counted(service, "time_to_first_token_seconds_count", domain="a") == 12
+    until(lambda: counted(service, "traces_stored_total", domain="a") == len(service.traces.load()) > 0)
+    run_id = create_run(service.database, "person", {})
+    update_run(service.database, run_id, state="refused", report={"gain": {"gain_share": 0.02}})
+    service._count_run(run_id, 3.0)
+    service._count_run(99, 1.0)  # of which the database knows nothing
+    assert [counted(service, "runs_total", outcome=outcome) for outcome in ("refused", "failed", "passed")] == [1, 1, 0]
+    assert (counted(service, "last_run_seconds"), counted(service, "last_run_gain_share")) == (1.0, 0.02)
 
 
 def test_calibration_publishes_thresholds(service: Service) -> None:

@@ -1,6 +1,7 @@
 """What this process does beside decoding, counted when it happens: runs, trials, drifts, releases it refuses.
 
-Every process counts its own: of several on one database, runs are counted where they run, a trial where it was ended.
+Every process counts its own: of several on one database, runs are counted where they run, a trial in every decoder that
+took part in it.
 """
 
 import threading
@@ -74,7 +75,7 @@ class LearningMetrics(Collector):
             yield gauge("last_run_gain_share", text, (), [] if gain is None else [((), gain)])
             text = "Runs that the gate refused since one last passed."
             yield gauge("gate_refusals_in_a_row", text, (), [((), self._refused_in_a_row)])
-            text = "Trials of releases that ended."
+            text = "Trials that ended, of releases that served here."
             yield counter("canaries", text, ("outcome",), [((name,), n) for name, n in canaries])
             text = "Changes found in acceptance and calibration."
             yield counter("drifts", text, ("domain", "stream", "direction"), list(drifts))

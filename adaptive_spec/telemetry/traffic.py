@@ -20,14 +20,16 @@ NO_DRAFTER = "none"  # label of steps that proposed nothing
 MOST_RELEASES = 6  # the live one, the one on trial, and a few that were
 
 _SOURCE = ("domain", "release", "drafter")
-_MS = 1e-3
-_FIRST_TOKEN = (1 * _MS, 5 * _MS, 10 * _MS, 20 * _MS, 40 * _MS, 60 * _MS, 80 * _MS, 0.1, 0.25, 0.5, 0.75)
-_FIRST_TOKEN_SECONDS = (*_FIRST_TOKEN, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
-_TOKEN = (1 * _MS, 2.5 * _MS, 5 * _MS, 10 * _MS, 25 * _MS, 50 * _MS, 75 * _MS, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75)
-_TOKEN_SECONDS = (*_TOKEN, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
-_REQUEST = (10 * _MS, 50 * _MS, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0)
-_REQUEST_SECONDS = (*_REQUEST, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0)
-_STEP_SECONDS = (0.5 * _MS, 1 * _MS, 2.5 * _MS, 5 * _MS, 10 * _MS, 25 * _MS, 50 * _MS, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+
+def _bounds(text: str) -> tuple[float, ...]:
+    return tuple(map(float, text.split()))
+
+
+_FIRST_TOKEN_SECONDS = _bounds(".001 .005 .01 .02 .04 .06 .08 .1 .25 .5 .75 1 2.5 5 7.5 10 20 40 80 160 640")
+_TOKEN_SECONDS = _bounds(".001 .0025 .005 .01 .025 .05 .075 .1 .15 .2 .3 .4 .5 .75 1 2.5 5 7.5 10 20 40 80")
+_REQUEST_SECONDS = _bounds(".01 .05 .1 .3 .5 .8 1 1.5 2 2.5 5 10 15 20 30 40 50 60 120 240 480 960 1920")
+_STEP_SECONDS = _bounds(".0005 .001 .0025 .005 .01 .025 .05 .1 .25 .5 1 2.5")
 
 
 class _Steps:
