@@ -18,6 +18,7 @@ from adaptive_spec.records.canaries import (
     CanaryRecord,
     ServedRequest,
     end_canary,
+    list_canaries,
     note_canary,
     running_canary,
     served_requests,
@@ -36,10 +37,16 @@ class CanaryWatch:
 
     Args:
         load: gives a release by its version, its bundle checked; raises ReleaseError.
+        ended: told how a trial ended that this decoder took part in, whoever ended it.
     """
 
     def __init__(
-        self, database: Database, settings: Settings, engine: Engine, load: Callable[[int], LoadedRelease]
+        self,
+        database: Database,
+        settings: Settings,
+        engine: Engine,
+        load: Callable[[int], LoadedRelease],
+        ended: Callable[[str], None] = lambda state: None,
     ) -> None:
         self._database = database
         self._settings = settings.releases
@@ -48,11 +55,13 @@ class CanaryWatch:
         )
         self._engine = engine
         self._load = load
+        self._tell_ended = ended
         self._seen: dict[str, ServedRequest] = {}  # of the canary that is watched
         self._watched: int | None = None
 
     def follow(self, wanted: CanaryRecord | None) -> None:
         """Run the canary that the database has, if any; one that trips or does not load is rolled back for all."""
+        self._note_end(wanted)
         running = self._engine.canary
         if running is not None and (wanted is None or running.version != wanted.release):
             self._engine.end_canary(promote=False).result()
@@ -65,7 +74,8 @@ class CanaryWatch:
         try:
             pause = self._engine.begin_canary(self._load(wanted.release), wanted.share).result()
         except (ReleaseError, OSError) as error:
-            self._end(wanted, ROLLED_BACK, f"refused by a decoder: {error}", wanted.report)
+            if self._end(wanted, ROLLED_BACK, f"refused by a decoder: {error}", wanted.report):
+                self._tell_ended(ROLLED_BACK)
             return
         self._watched = wanted.id
         self._seen.clear()
@@ -92,6 +102,15 @@ class CanaryWatch:
             return self._end(canary, state, f"{over} without a decision ({verdict.reason}): the default", report)
         note_canary(self._database, canary.id, report)
         return False
+
+    def _note_end(self, wanted: CanaryRecord | None) -> None:
+        """Tell of the trial that was followed until now, when it is over."""
+        if self._watched is None or (wanted is not None and wanted.id == self._watched):
+            return
+        for canary in list_canaries(self._database):
+            if canary.id == self._watched:
+                self._tell_ended(canary.state)
+        self._watched = None
 
     def _look(self, canary: CanaryRecord) -> bool:
         """Read what has come; tell whether there is anything to decide on that was not there before."""

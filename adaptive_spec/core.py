@@ -80,6 +80,7 @@ class Request:
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     domain: str = DEFAULT_DOMAIN
+    traceparent: str = ""  # the span that asks, as W3C Trace Context writes it; empty: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +161,11 @@ class ChainEvidence:
 
 @dataclass(frozen=True, slots=True)
 class FinishedRequest:
-    """The summary of a request, written once when it ends."""
+    """The summary of a request, written once when it ends.
+
+    Its time from submission to end is queue_seconds, until it took a row or ended without one, and then decode_seconds,
+    its prompt included.  time_to_first_token_seconds counts from submission, too.
+    """
 
     request_id: str
     domain: str
@@ -176,6 +181,8 @@ class FinishedRequest:
     time_to_first_token_seconds: float
     decode_seconds: float
     policy: str  # "policy" when the length policy chose, "fixed" or "off" when the request did, "cache": no decoding
+    queue_seconds: float = 0.0  # not recorded, as the next
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from adaptive_spec.canary import CanaryWatch
 from adaptive_spec.cluster.idle import IdleEngine
 from adaptive_spec.cluster.leadership import Leadership
 from adaptive_spec.cluster.membership import Membership
-from adaptive_spec.core import Step
+from adaptive_spec.core import FinishedRequest, Step
 from adaptive_spec.decoding.engine import Engine
 from adaptive_spec.decoding.listeners import Listeners
 from adaptive_spec.errors import (
@@ -75,6 +75,8 @@ from adaptive_spec.releases.adapter import load_release
 from adaptive_spec.releases.registry import put_live, rollback, stored_release
 from adaptive_spec.scheduler import Scheduler
 from adaptive_spec.settings import ServerSettings, Settings
+from adaptive_spec.telemetry.logs import about
+from adaptive_spec.telemetry.telemetry import Telemetry
 from adaptive_spec.version import package_version
 
 logger = logging.getLogger(__name__)
@@ -98,6 +100,7 @@ class Service:
         self.settings = settings
         self.ready = False
         self.decodes = settings.cluster.role != "trainer"
+        self.telemetry = Telemetry(settings)
         self._given_pair = pair
         self._canary: CanaryWatch | None = None  # only where it decodes
         self.database = Database(settings.records.url)
@@ -148,6 +151,11 @@ class Service:
     def leads(self) -> bool:
         """Whether this process is the one that trains, calibrates and runs what is due."""
         return self._leadership.leads
+
+    @property
+    def last_sign(self) -> float | None:
+        """When a sign of life last reached the database, in seconds since the epoch."""
+        return self._membership.last_sign if hasattr(self, "_membership") else None
 
     @property
     def drift_states(self) -> tuple[StreamState, ...]:
@@ -206,7 +214,8 @@ class Service:
         if self.decodes:
             self.pair = pair
             engine.price(cost)
-            self._canary = CanaryWatch(self.database, self.settings, engine, self._loaded)
+            ended = self.telemetry.learning.canary_ended
+            self._canary = CanaryWatch(self.database, self.settings, engine, self._loaded, ended)
         else:  # no decoder has measured yet
             engine.stop()
             self.engine = IdleEngine()
@@ -241,6 +250,7 @@ class Service:
             if hasattr(self, "_membership"):
                 self._membership.stop()
             self.database.close()
+            self.telemetry.spans.close()
 
     def retrain(self, trigger: str = "person", *, resume: bool = False, force: bool = False) -> int:
         """Start a training run in its own process, or ask the process that leads for one; return its id.
@@ -350,16 +360,23 @@ class Service:
 
     def _listeners(self) -> Listeners:
         records, writer = self.settings.records, self.writer
-        if not records.enabled:
-            return Listeners(self._pace.note, on_event=writer.event)
+        traffic, spans = self.telemetry.traffic, self.telemetry.spans
 
         def on_step(step: Step) -> None:
-            self._pace.note(step)
             writer.on_step(step)
+            self._pace.note(step)
+            traffic.on_step(step)
 
+        def on_finish(request: FinishedRequest) -> None:
+            writer.on_finish(request)
+            traffic.on_finish(request)
+            spans.on_finish(request)
+
+        if not records.enabled:  # then the writer passes over them
+            return Listeners(on_step, on_finish, on_event=writer.event)
         return Listeners(
             on_step,
-            writer.on_finish,
+            on_finish,
             writer.on_trace,
             writer.event,
             records.trace_top_k,
@@ -369,6 +386,11 @@ class Service:
         )
 
     def _run(self, run_id: int) -> None:
+        with about(run_id=run_id), self.telemetry.spans.span("training run", run_id=run_id):
+            self._learn(run_id)
+
+    def _learn(self, run_id: int) -> None:
+        began = time.monotonic()
         try:
             self.writer.flush(10.0)
             self.pipeline.retrain(run_id)
@@ -380,10 +402,21 @@ class Service:
         except Exception:
             logger.exception("run %d failed", run_id)
         finally:
+            self._count_run(run_id, time.monotonic() - began)
             self._training.release()
         if not self._stopping.is_set():
             with contextlib.suppress(UnavailableError, SQLAlchemyError):  # it stops just now; the watcher looks again
                 self._follow_live()
+
+    def _count_run(self, run_id: int, seconds: float) -> None:
+        try:
+            run = get_run(self.database, run_id)
+        except (AdaptiveSpecError, SQLAlchemyError):  # what it came to is not known; it has not come to anything good
+            self.telemetry.learning.run_ended("failed", seconds, None)
+            return
+        outcome = "failed" if run.state in ACTIVE else run.state
+        self.telemetry.spans.note(trigger=run.trigger, outcome=outcome, release=run.release)
+        self.telemetry.learning.run_ended(outcome, seconds, (run.report.get("gain") or {}).get("gain_share"))
 
     def _record_end(self, run_id: int) -> None:
         """Wait for the database and mark a run as failed that ended while it was away."""
@@ -495,7 +528,10 @@ class Service:
 
     def look_for_drift(self) -> None:
         """Read what was recorded since the last look, and answer the drifts in it."""
-        self._drift_answers.answer(self._drift.poll(self.engine.release))
+        drifts = self._drift.poll(self.engine.release)
+        for drift in drifts:
+            self.telemetry.learning.drifted(drift.source.domain, drift.stream, drift.shift.direction)
+        self._drift_answers.answer(drifts)
 
     def _calibrate_after(self, domain: str, after_step: int) -> str:
         if self._training.locked():
@@ -525,7 +561,9 @@ class Service:
         """Run the releases that are to run, live and on trial.  A bad one is refused and the old one goes on."""
         with self._following:
             live, canary = standing(self.database)
-            self._follow(live)
+            if live != self.engine.release.version and live not in self._failed_versions:
+                with self.telemetry.spans.span("swap", release=live):
+                    self._follow(live)
             if self._canary is not None:
                 self._canary.follow(canary)
 
@@ -536,8 +574,6 @@ class Service:
             self._follow_live()
 
     def _follow(self, version: int) -> None:
-        if version == self.engine.release.version or version in self._failed_versions:
-            return
         try:
             canary = self.engine.canary
             if canary is not None and canary.version == version:
@@ -546,9 +582,12 @@ class Service:
                 pause = self.engine.swap(self._loaded(version)).result()
         except (ReleaseError, OSError) as error:
             self._failed_versions.add(version)
+            self.telemetry.learning.swap_refused()
+            self.telemetry.spans.note(refused=str(error))
             logger.error("release %d refused: %s", version, error)
             self.writer.event("release_refused", {"reason": str(error)}, release=version)
             return
+        self.telemetry.spans.note(pause_seconds=pause)
         self._membership.tell()
         logger.info("release %d is live after a pause of %.1f ms", version, pause * 1e3)
         self.writer.event("release_swapped", {"pause_seconds": pause}, release=version)

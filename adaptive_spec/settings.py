@@ -267,6 +267,25 @@ class ClusterSettings(_Section):
     forget_hours: float = Field(default=24.0, gt=0)  # after which one that is gone leaves the list
 
 
+class MetricsSettings(_Section):
+    """What /metrics tells."""
+
+    max_domains: int = Field(default=50, ge=1)  # with series of their own, the first that came; the rest is "other"
+
+
+class LogSettings(_Section):
+    """Log lines of ``serve``."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["text", "json"] = "text"
+
+
+class SpanSettings(_Section):
+    """OpenTelemetry spans.  Where they go is up to its own OTEL_ variables."""
+
+    enabled: bool = False  # needs the extra ``otel``
+
+
 class ServerSettings(_Section):
     """HTTP."""
 
@@ -313,6 +332,9 @@ class Settings(BaseSettings):
     cluster: ClusterSettings = ClusterSettings()
     server: ServerSettings = Field(default_factory=ServerSettings)
     limits: LimitSettings = LimitSettings()
+    metrics: MetricsSettings = MetricsSettings()
+    log: LogSettings = LogSettings()
+    spans: SpanSettings = SpanSettings()
 
     def shown(self) -> dict[str, Any]:
         """The tree as JSON has it, for anybody's eyes: without tokens, and without passwords in URLs."""

@@ -65,6 +65,14 @@ def serve(service: Service, count: int, name: str) -> set[tuple[int, ...]]:
     return {stream.collect()[2].usage.releases for stream in streams}  # type: ignore[union-attr]
 
 
+def counted(service: Service) -> dict[str, float]:
+    """Trials that this process has counted, by outcome."""
+    samples = [sample for metric in service.telemetry.learning.collect() for sample in metric.samples]
+    return {
+        one.labels["outcome"]: one.value for one in samples if one.name == "adaptive_spec_canaries_total" and one.value
+    }
+
+
 def until(true: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not true():
@@ -105,6 +113,7 @@ def test_a_rollback_without_a_version_ends_the_trial_for_good(start: Callable[..
     service.rollback(None, "after all")
     assert live_version(service.database) == 0
     assert {one.version: one.state for one in list_releases(service.database)} == {1: "rolled_back", 2: "rolled_back"}
+    assert counted(service) == {"aborted": 1, "promoted": 1}
 
 
 def test_a_trip_in_one_decoder_ends_the_trial_for_all(start: Callable[..., Service]) -> None:
@@ -118,6 +127,7 @@ def test_a_trip_in_one_decoder_ends_the_trial_for_all(start: Callable[..., Servi
     assert (ended.state, ended.reason) == ("rolled_back", "planted")
     assert [event.kind for event in list_events(service.database, kind="canary_rolled_back")] == ["canary_rolled_back"]
     assert serve(service, 8, "after") == {(0,)} == serve(other, 8, "beside")
+    assert counted(service) == {"rolled_back": 1} == counted(other)
 
 
 @pytest.mark.parametrize(("default", "live"), [("promote", 1), ("rollback", 0)])

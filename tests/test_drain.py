@@ -24,6 +24,7 @@ def test_sigterm(tmp_path: Path, drain_seconds: float, whole: bool) -> None:
         DECODER__SLOTS=1,
         DECODER__MAX_CONTEXT_TOKENS=400 if whole else 20_000,
         RECORDS__FLUSH_SECONDS=60,  # nothing is written before the end
+        LOG__FORMAT="json",
     )
     url, log = f"http://127.0.0.1:{port}", tmp_path / "log"
     process = start(environment, port, log)
@@ -44,7 +45,7 @@ def test_sigterm(tmp_path: Path, drain_seconds: float, whole: bool) -> None:
 
     thread = threading.Thread(target=ask)
     thread.start()
-    active = "adaptive_spec_num_active_requests 1.0"
+    active = "adaptive_spec_num_requests_running 1.0"
     deadline = time.monotonic() + 30
     while active not in _metrics(url) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -56,6 +57,11 @@ def test_sigterm(tmp_path: Path, drain_seconds: float, whole: bool) -> None:
         assert status == 200 and answer["usage"]["completion_tokens"] == 300
     else:
         assert status == 503 and "shutting down" in answer["error"]["message"]
+    told = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
+    (line,) = (line for line in told if line.get("path") == "/v1/completions")
+    assert (line["message"], line["status"], line["domain"]) == ("answered", status, "default")
+    assert len(line["request_id"]) == 32 and line["completion_id"].startswith("cmpl-")
+    assert any(line["logger"].startswith("uvicorn") for line in told)  # the server's lines are like all others
     database = Database(f"sqlite:///{tmp_path / 'r.db'}")
     (stats,) = domain_statistics(database)
     assert stats.num_requests == 1 and (stats.num_emitted_tokens == 300 or not whole)

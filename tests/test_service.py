@@ -18,13 +18,14 @@ from adaptive_spec.errors import ReleaseError, RunError
 from adaptive_spec.learning.yielding import Yielding
 from adaptive_spec.records.events import EventRecord, list_events
 from adaptive_spec.records.releases import get_release
-from adaptive_spec.records.runs import get_run, list_runs
-from adaptive_spec.records.statistics import domain_statistics
+from adaptive_spec.records.runs import create_run, get_run, list_runs, update_run
+from adaptive_spec.records.statistics import DomainStatistics, domain_statistics
 from adaptive_spec.releases.bundle import bundle_name, write_bundle
 from adaptive_spec.releases.registry import refuse
 from adaptive_spec.releases.report import Check, GateReport
 from adaptive_spec.service import Service
 from adaptive_spec.serving.app import create_app
+from adaptive_spec.serving.metrics import registry_of
 from adaptive_spec.settings import Settings, load_settings
 from tests.calibration.recorded import STEPS, record_requests
 from tests.conftest import byte_tokenizer, tiny_model
@@ -140,12 +141,46 @@ def test_the_loop_closes(service: Service) -> None:
     (old,) = domain_statistics(service.database, domain="a", release=0)
     (new,) = domain_statistics(service.database, domain="a", release=run.release)
     assert new.mean_acceptance_length > old.mean_acceptance_length
+    check_counters(service, old, 0)
+    check_counters(service, new, run.release)
+    until(lambda: counted(service, "runs_total", outcome="passed") == 1)
+    assert counted(service, "swaps_total") == 1
 
     assert service.rollback(0, "test") == 0
     assert service.engine.release.version == 0
     assert serve(service, 5, "a") == before[:5]
     kinds = [event.kind for event in list_events(service.database, limit=50)]
     assert {"release_live", "release_swapped"} <= set(kinds) and "rollback" in kinds
+
+
+def counted(service: Service, name: str, **labels: str) -> float:
+    return registry_of(service).get_sample_value(f"adaptive_spec_{name}", labels) or 0
+
+
+def check_counters(service: Service, recorded: DomainStatistics, release: int) -> None:
+    """What the process counted of domain "a" under a release is what the records hold of it."""
+    source = {"domain": "a", "release": str(release), "drafter": "model"}
+    assert counted(service, "spec_decode_num_drafts_total", **source) == recorded.num_spec_steps > 0
+    assert counted(service, "spec_decode_num_draft_tokens_total", **source) == recorded.num_draft_tokens
+    assert counted(service, "spec_decode_num_accepted_tokens_total", **source) == recorded.num_accepted_draft_tokens
+    by_drafter = [counted(service, "generation_tokens_total", **source | {"drafter": one}) for one in ("model", "none")]
+    assert sum(by_drafter) == recorded.num_emitted_tokens
+
+
+def test_the_counters_are_those_of_the_records(service: Service) -> None:
+    serve(service, 12, "a")
+    service.writer.flush(30)
+    (stats,) = domain_statistics(service.database, domain="a")
+    check_counters(service, stats, 0)
+    assert counted(service, "request_success_total", domain="a", finished_reason="length") == 12
+    assert counted(service, "time_to_first_token_seconds_count", domain="a") == 12
+    until(lambda: counted(service, "traces_stored_total", domain="a") == len(service.traces.load()) > 0)
+    run_id = create_run(service.database, "person", {})
+    update_run(service.database, run_id, state="refused", report={"gain": {"gain_share": 0.02}})
+    service._count_run(run_id, 3.0)
+    service._count_run(99, 1.0)  # of which the database knows nothing
+    assert [counted(service, "runs_total", outcome=outcome) for outcome in ("refused", "failed", "passed")] == [1, 1, 0]
+    assert (counted(service, "last_run_seconds"), counted(service, "last_run_gain_share")) == (1.0, 0.02)
 
 
 def test_calibration_publishes_thresholds(service: Service) -> None:

@@ -21,11 +21,10 @@ def serve(
         str | None,
         typer.Option(help="all, decoder (never trains) or trainer (never decodes), among several processes."),
     ] = None,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    log_format: Annotated[str | None, typer.Option(help="text, or json: an object a line.")] = None,
 ) -> None:
     """Serve the OpenAI-compatible API and learn from its traffic."""
-    import logging
-
     from adaptive_spec.settings import load_settings
 
     settings = load_settings(
@@ -33,13 +32,16 @@ def serve(
             "server": {"host": host, "port": port},
             "model": {"target": target, "draft": draft},
             "cluster": {"role": role},
+            "log": {"level": log_level, "format": log_format},
         }
     )
     from adaptive_spec.serving.app import check_bind, create_app
     from adaptive_spec.serving.logs import quieten_libraries, withhold_text
 
     check_bind(settings.server)
-    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    from adaptive_spec.telemetry.logs import configure
+
+    configure(settings.log.level, settings.log.format)
     quieten_libraries()
     if not settings.server.log_text:
         withhold_text()
@@ -51,7 +53,7 @@ def serve(
     exit_on_sigterm()
     try:
         service.start(lambda part: report(f"starting: {part}"))
-        run(create_app(service), service, log_level)
+        run(create_app(service), service)
     finally:
         service.stop()
 

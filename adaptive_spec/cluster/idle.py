@@ -16,6 +16,7 @@ class IdleEngine:
 
     release = Release()
     canary: Release | None = None
+    canary_share = 0.0
     pauses = Pauses()
     num_active = 0
     queue_depth = 0

@@ -4,6 +4,7 @@ import logging
 import os
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -38,6 +39,7 @@ class Membership:
         leads: Callable[[], bool],
     ) -> None:
         self.id = uuid.uuid4().hex[:12]
+        self.last_sign: float | None = None  # when one last reached the database, in seconds since the epoch
         self._database = database
         self._settings = settings
         self._url, self._version, self._hashes = url, version, dict(hashes)
@@ -98,5 +100,6 @@ class Membership:
                 leads=leads,
             ),
         )
+        self.last_sign = time.time()
         if leads:
             forget_gone(self._database, timedelta(hours=self._settings.forget_hours))

@@ -349,7 +349,8 @@ class Decoder:
             try:
                 self._emit_row(slot, row, chains, verdict, verify_seconds, verifier)
             except Exception as error:
-                logger.exception("request %s is ended with an error; the others go on", slot.request.request_id)
+                its = slot.request.request_id
+                logger.exception("request %s is ended, the others go on", its, extra={"completion_id": its})
                 slot.end("error", failure(error))
                 if self.lineup.wire is not None:
                     self.lineup.wire.note_error(slot.release.version)
@@ -450,7 +451,8 @@ class Decoder:
             if slot.suffixes is not None and slot.request.params.record:
                 self.proposer.memories[slot.request.domain].store.add(slot.tokens[slot.prompt_tokens :])
         except Exception:
-            logger.exception("request %s leaves no trace", slot.request.request_id)
+            its = slot.request.request_id
+            logger.exception("request %s leaves no trace", its, extra={"completion_id": its})
 
     def _remember(self, row: int, tokens: Sequence[int]) -> None:
         try:

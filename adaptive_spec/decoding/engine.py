@@ -84,6 +84,11 @@ class Engine:
         return None if canary is None else canary.release
 
     @property
+    def canary_share(self) -> float:
+        """Its share of the requests; 0: there is none."""
+        return self.decoder.lineup.share
+
+    @property
     def tripped(self) -> tuple[int, str] | None:
         """The canary that this decoder ended last by itself, and why."""
         return self.decoder.tripped
@@ -297,7 +302,8 @@ class Engine:
                     put = self.answers.listening(choice.request, put)
                 self.decoder.admit(choice.request, put, choice.submitted)
             except Exception as error:
-                logger.exception("request %s could not be admitted", choice.request.request_id)
+                its = choice.request.request_id
+                logger.exception("request %s could not be admitted", its, extra={"completion_id": its})
                 self._end_undecoded(choice, "error", failure(error))
 
     def _advance(self) -> None:
@@ -334,7 +340,8 @@ class Engine:
             logger.exception("a decoding step failed; its requests are ended with an error")
             self.decoder.end_all("error", failure(error))
         else:
-            logger.exception("request %s is ended with an error", victim.request.request_id)
+            its = victim.request.request_id
+            logger.exception("request %s is ended with an error", its, extra={"completion_id": its})
             self.decoder.end(victim.request.request_id, "error", failure(error))
 
     def _finish(self) -> None:

@@ -133,7 +133,8 @@ class Slot:
         try:
             rest = self.text.take(final=True)
         except Exception:
-            logger.exception("the last text of request %s is lost", self.request.request_id)
+            its = self.request.request_id
+            logger.exception("the last text of request %s is lost", its, extra={"completion_id": its})
             rest = ""
         self.emit(Delta(rest, [], reason, self.usage(), error))
 
@@ -171,6 +172,8 @@ class Slot:
             time_to_first_token_seconds=(self.first_token or now) - self.submitted,
             decode_seconds=now - self.decode_started,
             policy=self.policy,
+            queue_seconds=self.decode_started - self.submitted,
+            traceparent=self.request.traceparent,
         )
 
     def keep_targets(self, top_ids: torch.Tensor, top_log_probs: torch.Tensor, tail_mass: torch.Tensor) -> None:
@@ -206,7 +209,7 @@ def undecoded(
     Args:
         release: the live one, of an answer out of the cache.
     """
-    now = datetime.now(UTC)
+    now, waited = datetime.now(UTC), time.perf_counter() - submitted
     return FinishedRequest(
         request_id=request.request_id,
         domain=request.domain,
@@ -219,9 +222,11 @@ def undecoded(
         releases=() if release is None else (release,),
         started_at=now,
         finished_at=now,
-        time_to_first_token_seconds=time.perf_counter() - submitted,
+        time_to_first_token_seconds=waited,
         decode_seconds=0.0,
         policy=_policy(request) if release is None else "cache",
+        queue_seconds=waited,
+        traceparent=request.traceparent,
     )
 
 

@@ -130,13 +130,6 @@ def list_canaries(database: Database, limit: int = 20) -> list[CanaryRecord]:
         return [_record(row) for row in rows]
 
 
-def canary_counts(database: Database) -> dict[str, int]:
-    """Return how many canaries have ended, by state; over all records."""
-    query = select(CanaryRow.state, func.count()).where(CanaryRow.state != RUNNING).group_by(CanaryRow.state)
-    with database.session_scope(read_only=True) as session:
-        return {state: int(count) for state, count in session.execute(query)}
-
-
 def served_requests(
     database: Database, releases: Sequence[int], started_after: datetime, finished_after: datetime
 ) -> list[ServedRequest]:

@@ -22,6 +22,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, create_engine, event, func, make_url, select, text
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
@@ -88,6 +89,8 @@ class Database:
             raise RecordsError(f"{self} is neither SQLite nor PostgreSQL. Set records.url to one of the two.")
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.engine = _sqlite_engine(self.url) if self.is_sqlite else _postgresql_engine(self.url)
+        self.num_errors = 0  # of statements and connections, since this object was made
+        event.listen(self.engine, "handle_error", self._count_error)
 
     def __str__(self) -> str:
         return self._shown
@@ -252,6 +255,9 @@ class Database:
     def _apart(self) -> Engine:
         """Makes connections that are not pooled, and not rolled back when they are closed."""
         return _postgresql_engine(self.url, poolclass=NullPool, isolation_level="AUTOCOMMIT", pool_reset_on_return=None)
+
+    def _count_error(self, context: ExceptionContext) -> None:
+        self.num_errors += 1
 
     def _config(self) -> Config:
         config = Config()

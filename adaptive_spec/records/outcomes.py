@@ -4,7 +4,7 @@ By column, not by row: there are tens of thousands of steps a second (`docs/oper
 of them costs more in the garbage collector than in itself.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import fields
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -31,15 +31,15 @@ def _releases(request: FinishedRequest) -> Sequence[int]:
     return [int(release) for release in request.releases] or [0]
 
 
-def _plain(type_: type, but: str = "") -> _Takers:
+def _plain(type_: type, but: Collection[str] = ()) -> _Takers:
     """The columns that are called as the fields are."""
-    return {field.name: attrgetter(field.name) for field in fields(type_) if field.name != but}
+    return {field.name: attrgetter(field.name) for field in fields(type_) if field.name not in but}
 
 
 _TABLES: dict[type, tuple[type[Base], _Takers]] = {
     Step: (
         StepRow,
-        _plain(Step, but="positions")
+        _plain(Step, but=("positions",))
         | {
             "num_reached": lambda step: len(step.positions),
             "num_reached_accepted": lambda step: sum([position.accepted for position in step.positions]),
@@ -51,7 +51,7 @@ _TABLES: dict[type, tuple[type[Base], _Takers]] = {
     ChainEvidence: (EvidenceRow, _plain(ChainEvidence)),
     FinishedRequest: (
         RequestRow,
-        _plain(FinishedRequest, but="releases")
+        _plain(FinishedRequest, but=("releases", "queue_seconds", "traceparent"))
         | {
             "releases": _releases,
             "first_release": lambda request: min(_releases(request)),

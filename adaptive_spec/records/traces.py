@@ -45,6 +45,8 @@ class TraceStore:
         self.folder = Path(folder)
         self.held_out_share = held_out_share
         self.quota = quota
+        self.num_stored: Counter[str] = Counter()  # by domain; this and the next: here, since this object was made
+        self.num_dropped: Counter[tuple[str, Reason]] = Counter()  # by domain and reason
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def add(self, traces: Sequence[Trace]) -> int:
@@ -69,6 +71,8 @@ class TraceStore:
             if shard is not None:
                 (self.folder / shard.name).unlink(missing_ok=True)
             raise
+        self.num_stored.update(row["domain"] for row in rows)
+        self.num_dropped.update(drops)
         return len(rows)
 
     def load(
@@ -162,6 +166,7 @@ class TraceStore:
                     row.shard, row.place, row.num_bytes = written.name, place, written.trace_bytes[place]
                     row.tail_mass = float(kept[row.id].tail_mass.sum())
             count_drops(self.database, session, drops)
+        self.num_dropped.update(drops)
         self.database.settle()  # rows that came back would miss their files
         for shard in shards:
             (self.folder / shard).unlink(missing_ok=True)

@@ -46,7 +46,8 @@ class Writer:
         self._database = database
         self._traces = traces
         self._settings = settings
-        self._items: deque[Item] = deque()
+        self._items: deque[tuple[float, Item]] = deque()  # with when they came
+        self._oldest: float | None = None  # of the batch that is being written: when its first item came
         self._changed = threading.Condition()
         self._num_taken = 0  # ever queued
         self._num_settled = 0  # ever written or given up
@@ -61,6 +62,13 @@ class Writer:
     def queue_depth(self) -> int:
         """Rows waiting, those of the batch being written included."""
         return self._num_taken - self._num_settled
+
+    @property
+    def lag_seconds(self) -> float:
+        """How long the row has waited that waits longest; 0: none waits."""
+        with self._changed:
+            oldest = self._oldest if self._oldest is not None else self._items[0][0] if self._items else None
+        return 0.0 if oldest is None else time.monotonic() - oldest
 
     def on_step(self, step: Step) -> None:
         """Queue a step."""
@@ -107,7 +115,7 @@ class Writer:
             if self._closing.is_set() or self.queue_depth >= self._settings.queue_rows:
                 self.num_dropped += 1
                 return
-            self._items.append(item)
+            self._items.append((time.monotonic(), item))
             self._num_taken += 1
 
     def _run(self) -> None:
@@ -117,6 +125,7 @@ class Writer:
             batch = self._next_batch()
             self._settle([item for item in batch if isinstance(item, Trace)])
             self._settle([item for item in batch if not isinstance(item, Trace)])
+            self._oldest = None
             if not batch and self._closing.is_set():
                 return
             if time.monotonic() >= swept + self._settings.sweep_seconds and not self._closing.is_set():
@@ -126,7 +135,8 @@ class Writer:
     def _next_batch(self) -> list[Item]:
         with self._changed:
             self._changed.wait_for(lambda: self._flushing or self._closing.is_set(), self._settings.flush_seconds)
-            batch = [self._items.popleft() for _ in range(min(_BATCH_ROWS, len(self._items)))]
+            self._oldest = self._items[0][0] if self._items else None
+            batch = [self._items.popleft()[1] for _ in range(min(_BATCH_ROWS, len(self._items)))]
             self._flushing = bool(self._items)
             return batch
 

@@ -6,9 +6,11 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from adaptive_spec.errors import SettingsError
+from adaptive_spec.serving.access import AccessLog, HttpMetrics
 from adaptive_spec.serving.control import control_router
 from adaptive_spec.serving.gates import behind_gates
-from adaptive_spec.serving.metrics import metrics_router
+from adaptive_spec.serving.health import health_router
+from adaptive_spec.serving.metrics import metrics_router, registry_of
 from adaptive_spec.serving.openai import openai_router
 from adaptive_spec.serving.origins import is_loopback
 from adaptive_spec.serving.page import page_router
@@ -19,23 +21,26 @@ from adaptive_spec.settings import ServerSettings
 
 
 class _App(FastAPI):
-    """Has its gates outside even what answers errors that nobody foresaw, so that no response gets around them."""
+    """Has its gates outside even what answers errors that nobody foresaw, so that no response gets around them; and
+    outside of these what counts and logs every answer, refusals too."""
 
-    def __init__(self, service: Service, **options: Any) -> None:
+    def __init__(self, service: Service, answers: HttpMetrics, **options: Any) -> None:
         super().__init__(**options)
-        self._service = service
+        self._service, self._answers = service, answers
 
     def build_middleware_stack(self) -> ASGIApp:
-        return behind_gates(super().build_middleware_stack(), self._service)
+        return AccessLog(behind_gates(super().build_middleware_stack(), self._service), self._answers)
 
 
 def create_app(service: Service) -> FastAPI:
     """Build the application for a service."""
     # The interactive docs load scripts from elsewhere, so only the schema is served.
-    app = _App(service, title="adaptive-spec", docs_url=None, redoc_url=None)
+    answers = HttpMetrics()
+    app = _App(service, answers, title="adaptive-spec", docs_url=None, redoc_url=None)
     add_handlers(app)
-    for router in (openai_router(service), control_router(service), metrics_router(service), page_router(service)):
-        app.include_router(router)
+    for router in (openai_router, control_router, health_router, page_router):
+        app.include_router(router(service))
+    app.include_router(metrics_router(registry_of(service, answers)))
     return app
 
 

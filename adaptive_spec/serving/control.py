@@ -1,9 +1,8 @@
-"""The control plane: statistics, runs, releases and thresholds over HTTP, and the health probes.
+"""The control plane: statistics, runs, releases and thresholds over HTTP.
 
 Who may call them, and from where, ``authorization`` and ``origins`` have seen to before.
 """
 
-import platform
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Response
@@ -14,7 +13,6 @@ from adaptive_spec.errors import ReleaseError
 from adaptive_spec.serving import views
 from adaptive_spec.serving.bodies import Text
 from adaptive_spec.serving.ports import Service
-from adaptive_spec.version import package_version
 
 Limit = Annotated[int, Query(ge=1, le=10_000)]
 Days = Annotated[float | None, Query(ge=0, le=36_500)]
@@ -63,30 +61,8 @@ class PublishBody(_Body):
 def control_router(service: Service) -> APIRouter:
     """Collect the control routes of a service."""
     router = APIRouter()
-    router.include_router(_health(service))
     router.include_router(_reads(service))
     router.include_router(_writes(service))
-    return router
-
-
-def _health(service: Service) -> APIRouter:
-    router = APIRouter()
-
-    @router.get("/livez")
-    def livez() -> dict[str, str]:
-        return {"status": "ok"}
-
-    @router.get("/readyz")
-    def readyz(response: Response) -> dict[str, str]:
-        if service.ready and service.engine.alive:
-            return {"status": "ok"}
-        response.status_code = 503
-        return {"status": "not ready"}
-
-    @router.get("/version")
-    def version() -> dict[str, str]:
-        return {"version": package_version(), "python": platform.python_version()}
-
     return router
 
 

@@ -1,159 +1,128 @@
-"""GET /metrics: Prometheus text, read from the database and the engine at each scrape.
+"""GET /metrics: Prometheus text.  What the process counts, and the state of its parts at the scrape.
 
-Counters come from the records, so they go on across restarts.  A database that is down loses them from the scrape
-and shows as ``adaptive_spec_database_up 0``; the engine's own metrics stay.
+Nothing is asked of the database, so that a scrape costs the same however much is recorded, and is answered while the
+database is away.
 """
 
-import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator
 
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
-from sqlalchemy.exc import SQLAlchemyError
 
-from adaptive_spec.decoding.budget import Budget
-from adaptive_spec.errors import RecordsError
-from adaptive_spec.records.canaries import canary_counts
-from adaptive_spec.records.drifts import drift_counts
-from adaptive_spec.records.statistics import DomainStatistics, domain_statistics
-from adaptive_spec.records.trace_statistics import TraceStatistics, trace_statistics
+from adaptive_spec.serving.health import database_answers
 from adaptive_spec.serving.ports import Service
-
-logger = logging.getLogger(__name__)
-
-PREFIX = "adaptive_spec_"
-# Name without prefix and _total -> help.  Each is an attribute of DomainStatistics, summed per domain.
-DOMAIN_COUNTERS = {
-    "num_requests": "Requests that were decoded.",
-    "num_spec_steps": "Steps that drafted at least one token.",
-    "num_draft_tokens": "Tokens proposed by the draft.",
-    "num_accepted_draft_tokens": "Proposed tokens that the target kept.",
-    "num_emitted_tokens": "Tokens emitted.",
-    "num_divergent_tokens": "Emitted tokens that exact verification would have refused.",
-    "num_cached_requests": "Requests answered out of the cache, without decoding.",
-}
-DOMAIN_GAUGES = {
-    "draft_acceptance_rate": "Accepted over proposed tokens, over all records.",
-    "mean_acceptance_length": "1 + accepted tokens per step that drafted, over all records.",
-    "divergence_share": "Divergent over emitted tokens, over all records.",
-}
+from adaptive_spec.telemetry.families import Labelled, counter, gauge
+from adaptive_spec.telemetry.labels import OTHER
+from adaptive_spec.version import package_version
 
 
 class ServiceCollector(Collector):
-    """Makes the metrics of one service at each scrape."""
+    """Reads the parts of one service at each scrape."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._labels = service.telemetry.domains
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric."""
-        try:
-            rows = domain_statistics(self._service.database)
-            drifts = drift_counts(self._service.database)
-            traces = trace_statistics(self._service.database)
-            canaries = canary_counts(self._service.database)
-        except (RecordsError, SQLAlchemyError):
-            logger.warning("The database did not answer a scrape of /metrics", exc_info=True)
-            rows, drifts, traces, canaries = None, {}, [], {}
-        yield _gauge("database_up", "1 when the database answered this scrape.", rows is not None)
-        yield from _domain_metrics(rows or [])
-        yield _drift_metric(drifts)
-        yield _canary_metric(canaries)
-        yield from _trace_metrics(traces)
-        yield from self._engine_metrics()
-        yield from _budget_metrics(self._service.engine.budgets)
+        yield from self._process()
+        yield from self._engine()
+        yield from self._releases()
+        yield from self._records()
+        yield from self._budgets()
 
-    def _engine_metrics(self) -> Iterator[Metric]:
-        engine, writer = self._service.engine, self._service.writer
-        yield _counter("records_written", "Rows written since the start.", writer.num_written)
-        yield _counter("records_dropped", "Rows dropped on a full queue since the start.", writer.num_dropped)
-        yield _gauge("records_queue_depth", "Rows waiting to be written.", writer.queue_depth)
-        yield _gauge("live_release", "Version of the release the decoder runs.", engine.release.version)
+    def _process(self) -> Iterator[Metric]:
+        service = self._service
+        yield gauge("build_info", "1; the label is the version.", ("version",), [((package_version(),), 1)])
+        yield gauge("ready", "1 while requests are taken.", (), [((), float(service.ready and service.engine.alive))])
+        yield gauge("leads", "1 while this process leads.", (), [((), float(service.leads))])
+        text = "1 while signs of life reach the database."
+        yield gauge("database_up", text, (), [((), float(database_answers(service)))])
+        text = "When a sign of life last reached the database, since the epoch."
+        last = service.last_sign
+        yield gauge("heartbeat_timestamp_seconds", text, (), [] if last is None else [((), last)])
+        text = "Statements and connections that the database refused."
+        yield counter("database_errors", text, (), [((), service.database.num_errors)])
+
+    def _engine(self) -> Iterator[Metric]:
+        engine = self._service.engine
+        yield gauge("num_requests_running", "Requests that have a row of the batch.", (), [((), engine.num_active)])
+        yield gauge("num_requests_waiting", "Requests that wait for a row.", (), [((), engine.queue_depth)])
+        text = "Prompt tokens that came out of the prefix cache."
+        yield counter("recalled_prompt_tokens", text, (), [((), engine.num_recalled_tokens)])
+        text = "Outcomes that are lost because a listener raised."
+        yield counter("listener_failures", text, (), [((), engine.num_listener_failures)])
+
+    def _releases(self) -> Iterator[Metric]:
+        engine = self._service.engine
+        yield gauge("live_release", "Version of the live release here.", (), [((), engine.release.version)])
         canary = engine.canary.version if engine.canary else 0
-        yield _gauge("canary_release", "Version of the release on trial in this decoder; 0: none.", canary)
-        yield _gauge("num_active_requests", "Requests being decoded.", engine.num_active)
-        yield _gauge("request_queue_depth", "Requests waiting for a slot.", engine.queue_depth)
-        yield _counter("recalled_prompt_tokens", "Prompt tokens out of the prefix cache.", engine.num_recalled_tokens)
-        yield _counter("listener_failures", "Outcomes that a listener raised on.", engine.num_listener_failures)
+        yield gauge("canary_release", "Version of the release on trial here; 0: none.", (), [((), canary)])
+        text = "Share of requests that the release on trial gets here."
+        yield gauge("canary_share", text, (), [((), engine.canary_share)])
         pauses = engine.pauses
-        yield _gauge("swap_pause_seconds", "How long decoding stood still in the last swap.", pauses.last_seconds)
-        yield _gauge("longest_swap_pause_seconds", "The same of the longest since the start.", pauses.longest_seconds)
-        yield _counter("swap_pauses_seconds", "The same of all together.", pauses.total_seconds)
-        yield _counter("swaps", "Exchanges of releases since the start.", pauses.num_swaps)
+        text = "Exchanges of releases: swaps, beginnings and ends of trials."
+        yield counter("swaps", text, (), [((), pauses.num_swaps)])
+        text = "How long decoding stood still in the last exchange."
+        yield gauge("swap_pause_seconds", text, (), [((), pauses.last_seconds)])
+        text = "How long it stood still in the longest since the start."
+        yield gauge("longest_swap_pause_seconds", text, (), [((), pauses.longest_seconds)])
+        text = "How long it stood still in all of them together."
+        yield counter("swap_pauses_seconds", text, (), [((), pauses.total_seconds)])
+
+    def _records(self) -> Iterator[Metric]:
+        writer, traces = self._service.writer, self._service.traces
+        yield counter("records_written", "Rows written.", (), [((), writer.num_written)])
+        text = "Rows lost: the queue was full, or the database refused them."
+        yield counter("records_dropped", text, (), [((), writer.num_dropped)])
+        yield gauge("records_queue_depth", "Rows that wait to be written.", (), [((), writer.queue_depth)])
+        text = "How long the row has waited that waits longest."
+        yield gauge("records_lag_seconds", text, (), [((), writer.lag_seconds)])
+        yield counter("traces_stored", "Traces kept to learn from.", ("domain",), self._by_domain(traces.num_stored))
+        text = "Traces not kept, or not any longer."
+        dropped: Counter[tuple[str, str]] = Counter()
+        for (domain, reason), number in traces.num_dropped.copy().items():
+            dropped[self._labels.of(domain), reason] += number
+        yield counter("traces_dropped", text, ("domain", "reason"), list(dropped.items()))
+
+    def _budgets(self) -> Iterator[Metric]:
+        """Of domains that have a label of their own: budgets of different domains do not add up."""
+        budgets = {d: b for d, b in dict(self._service.engine.budgets).items() if self._labels.of(d) != OTHER}
+        by_domain = ("domain",)
+        text = "Largest share of divergent tokens."
+        yield gauge("divergence_budget", text, by_domain, [((d,), b.share) for d, b in budgets.items()])
+        text = "Share of tokens under a relaxed verifier that diverged, since the start."
+        shares = [((d,), b.num_divergent / b.num_emitted) for d, b in budgets.items() if b.num_emitted]
+        yield gauge("divergence_share", text, by_domain, shares)
+        text = "1 while the budget is spent and verification is exact."
+        yield gauge("divergence_fallback", text, by_domain, [((d,), float(b.fallen_back)) for d, b in budgets.items()])
+        text = "Times that the budget was spent."
+        yield counter("divergence_fallbacks", text, by_domain, [((d,), b.num_fallbacks) for d, b in budgets.items()])
+
+    def _by_domain(self, counts: Counter[str]) -> Labelled:
+        found: Counter[str] = Counter()
+        for domain, number in counts.copy().items():
+            found[self._labels.of(domain)] += number
+        return [((label,), number) for label, number in found.items()]
 
 
-def metrics_router(service: Service) -> APIRouter:
-    """Serve /metrics for a service."""
-    router = APIRouter()
+def registry_of(service: Service, *more: Collector) -> CollectorRegistry:
+    """All that is exported of a service, and what else is counted around it."""
     registry = CollectorRegistry()
-    registry.register(ServiceCollector(service))
+    for collector in (*service.telemetry.collectors, ServiceCollector(service), *more):
+        registry.register(collector)
+    return registry
+
+
+def metrics_router(registry: CollectorRegistry) -> APIRouter:
+    """Serve /metrics."""
+    router = APIRouter()
 
     @router.get("/metrics")
     def metrics() -> Response:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     return router
-
-
-def _domain_metrics(rows: Iterable[DomainStatistics]) -> Iterator[Metric]:
-    rows = list(rows)
-    for name, text in DOMAIN_COUNTERS.items():
-        counter = CounterMetricFamily(PREFIX + name, text, labels=["domain"])
-        for row in rows:
-            counter.add_metric([row.domain], getattr(row, name))
-        yield counter
-    for name, text in DOMAIN_GAUGES.items():
-        gauge = GaugeMetricFamily(PREFIX + name, text, labels=["domain"])
-        for row in rows:
-            value = getattr(row, name)
-            if value is not None:
-                gauge.add_metric([row.domain], value)
-        yield gauge
-
-
-def _drift_metric(counts: Mapping[tuple[str, str, str], int]) -> Metric:
-    labels = ["domain", "stream", "direction"]
-    counter = CounterMetricFamily(PREFIX + "drifts", "Changes found in acceptance and calibration.", labels=labels)
-    for key, number in counts.items():
-        counter.add_metric(list(key), number)
-    return counter
-
-
-def _canary_metric(counts: Mapping[str, int]) -> Metric:
-    counter = CounterMetricFamily(PREFIX + "canaries", "Trials of releases that have ended.", labels=["outcome"])
-    for outcome, number in counts.items():
-        counter.add_metric([outcome], number)
-    return counter
-
-
-def _trace_metrics(rows: Iterable[TraceStatistics]) -> Iterator[Metric]:
-    held = GaugeMetricFamily(PREFIX + "num_traces", "Traces that are stored.", labels=["domain"])
-    text = "Traces that were not kept, or not any longer."
-    dropped = CounterMetricFamily(PREFIX + "traces_dropped", text, labels=["domain", "reason"])
-    for row in rows:
-        held.add_metric([row.domain], row.num_traces)
-        for reason, number in row.dropped.items():
-            dropped.add_metric([row.domain, reason], number)
-    yield from (held, dropped)
-
-
-def _budget_metrics(budgets: Mapping[str, Budget]) -> Iterator[Metric]:
-    budgets = dict(budgets)
-    share = GaugeMetricFamily(PREFIX + "divergence_budget", "Largest share of divergent tokens.", labels=["domain"])
-    fallen = GaugeMetricFamily(
-        PREFIX + "divergence_fallback", "1 while the budget is spent and verification is exact.", labels=["domain"]
-    )
-    for domain, budget in budgets.items():
-        share.add_metric([domain], budget.share)
-        fallen.add_metric([domain], float(budget.fallen_back))
-    yield from (share, fallen)
-
-
-def _gauge(name: str, text: str, value: float) -> Metric:
-    return GaugeMetricFamily(PREFIX + name, text, value=float(value))
-
-
-def _counter(name: str, text: str, value: float) -> Metric:
-    return CounterMetricFamily(PREFIX + name, text, value=float(value))

@@ -8,6 +8,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from typing import Annotated, Any
 
 import anyio
@@ -94,10 +95,13 @@ async def _answer(
 
     def submit() -> tuple[Request, Stream]:
         request = to_request(body, header_domain, service.tokenizer, service.settings, choices.prefix)
+        if service.telemetry.spans.on:
+            request = replace(request, traceparent=http.headers.get("traceparent", ""))
         return request, service.engine.submit(request)
 
     request, stream = await anyio.to_thread.run_sync(submit)
     http.state.spend(len(request.prompt_ids))
+    http.state.domain, http.state.completion_id = request.domain, request.request_id  # for the access log
     head = {"id": request.request_id, "object": choices.kind, "created": int(time.time()), "model": served}
     if body.stream:
         parts = _chunks(stream, {**head, "object": choices.chunk_kind}, request, body, http, threads, choices)

@@ -3,6 +3,7 @@
 Only what the routes use is listed, so that the routes are tested without loading a model.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -11,8 +12,10 @@ from adaptive_spec.core import Release, Request
 from adaptive_spec.decoding.budget import Budget
 from adaptive_spec.errors import AdaptiveSpecError
 from adaptive_spec.records.database import Database
+from adaptive_spec.records.drops import Reason
 from adaptive_spec.records.retention import Forgotten
 from adaptive_spec.settings import Settings
+from adaptive_spec.telemetry.telemetry import Telemetry
 
 
 class Usage(Protocol):
@@ -98,6 +101,8 @@ class Engine(Protocol):
     @property
     def canary(self) -> Release | None: ...
     @property
+    def canary_share(self) -> float: ...
+    @property
     def pauses(self) -> Pauses: ...
     @property
     def num_active(self) -> int: ...
@@ -125,6 +130,17 @@ class Writer(Protocol):
     def num_dropped(self) -> int: ...
     @property
     def queue_depth(self) -> int: ...
+    @property
+    def lag_seconds(self) -> float: ...
+
+
+class Traces(Protocol):
+    """Where traces go, and what became of them here."""
+
+    @property
+    def num_stored(self) -> Counter[str]: ...
+    @property
+    def num_dropped(self) -> Counter[tuple[str, Reason]]: ...
 
 
 class Service(Protocol):
@@ -139,9 +155,17 @@ class Service(Protocol):
     @property
     def writer(self) -> Writer: ...
     @property
+    def traces(self) -> Traces: ...
+    @property
+    def telemetry(self) -> Telemetry: ...
+    @property
     def tokenizer(self) -> Any: ...
     @property
     def ready(self) -> bool: ...
+    @property
+    def leads(self) -> bool: ...
+    @property
+    def last_sign(self) -> float | None: ...
     @property
     def drift_states(self) -> Sequence[StreamState]: ...
 

@@ -27,6 +27,8 @@ from adaptive_spec.errors import (
 
 logger = logging.getLogger(__name__)
 
+REQUEST_ID = "X-Request-Id"  # header of every answer
+
 STATUS: tuple[tuple[type[AdaptiveSpecError], int, str], ...] = (
     (RequestError, 400, "invalid_request_error"),
     (BusyError, 429, "rate_limit_error"),
@@ -112,4 +114,7 @@ def add_handlers(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     def unforeseen(request: Request, error: Exception) -> JSONResponse:
         # Starlette logs the traceback after this answer; the client learns nothing of the inside.
-        return JSONResponse(envelope("Internal error; see the service's log.", "server_error"), 500)
+        # It goes around all middleware, so the id has to be put on here.
+        found = getattr(request.state, "request_id", None)
+        headers = {REQUEST_ID: found} if found else None
+        return JSONResponse(envelope("Internal error; see the service's log.", "server_error"), 500, headers)

@@ -25,13 +25,14 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def run(app: FastAPI, service: Service, log_level: str) -> None:
-    """Serve until SIGINT or SIGTERM has come and what ran has been answered."""
+def run(app: FastAPI, service: Service) -> None:
+    """Serve until SIGINT or SIGTERM has come and what ran has been answered.  Lines are logged as all others are."""
     config = uvicorn.Config(
         app,
         host=service.settings.server.host,
         port=service.settings.server.port,
-        log_level=log_level,
+        log_config=None,
+        access_log=False,  # see ``access``
         timeout_graceful_shutdown=math.ceil(service.settings.decoder.drain_seconds) + _ANSWER_SECONDS,
     )
     server = _Server(config, service)

@@ -23,7 +23,7 @@ from adaptive_spec.records import releases as release_records
 from adaptive_spec.records import runs as run_records
 from adaptive_spec.records import statistics
 from adaptive_spec.records.database import Database
-from adaptive_spec.records.drifts import DRIFT
+from adaptive_spec.records.drifts import DRIFT, drift_counts
 from adaptive_spec.records.trace_statistics import trace_statistics
 from adaptive_spec.releases.bundle import read_description
 
@@ -145,7 +145,7 @@ def nothing_stored(request_id: str) -> str:
 
 
 def drift(database: Database, states: Iterable[StreamState]) -> dict[str, Any]:
-    """Each watched stream under the live release, and its last drift under any."""
+    """Each watched stream under the live release and its last drift under any; and all drifts ever told, counted."""
     last: dict[tuple[str, ...], dict[str, Any]] = {}
     for event in reversed(event_records.list_events(database, 10_000, DRIFT)):
         detail = event.detail
@@ -156,7 +156,11 @@ def drift(database: Database, states: Iterable[StreamState]) -> dict[str, Any]:
         {**plain(state), "last_drift": last.get((state.domain, state.drafter, state.verifier, state.stream))}
         for state in states
     ]
-    return {"streams": plain(rows)}
+    counts = [
+        {"domain": domain, "stream": stream, "direction": direction, "num_drifts": number}
+        for (domain, stream, direction), number in sorted(drift_counts(database).items())
+    ]
+    return {"streams": plain(rows), "counts": counts}
 
 
 def divergence(budgets: Mapping[str, Budget]) -> dict[str, Any]:

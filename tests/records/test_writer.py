@@ -89,6 +89,24 @@ def test_a_full_queue_drops_and_counts_without_waiting(
     assert (writer.num_written, writer.num_dropped, writer.queue_depth) == (10, 990, 0)
 
 
+def test_the_lag_is_that_of_the_oldest_row(
+    database: Database, make_writer: MakeWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outage = Outage(database, monkeypatch)
+    writer = make_writer(database)
+    assert writer.lag_seconds == 0
+    began = time.monotonic()
+    writer.on_step(make_step())
+    time.sleep(0.2)  # by now it is part of a batch
+    writer.on_step(make_step(step_index=1))
+    assert 0.2 <= writer.lag_seconds <= time.monotonic() - began
+    outage.on = False
+    assert writer.flush(5)
+    while writer.lag_seconds and time.monotonic() < began + 60:
+        time.sleep(0.01)
+    assert writer.lag_seconds == 0
+
+
 def test_an_outage_loses_nothing_that_fits(
     database: Database, make_writer: MakeWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,7 @@
 """A service with a scripted engine and a real database, behind the real application."""
 
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from adaptive_spec.records.traces import TraceStore
 from adaptive_spec.releases.registry import put_live
 from adaptive_spec.serving.app import create_app
 from adaptive_spec.settings import Settings, load_settings
+from adaptive_spec.telemetry.telemetry import Telemetry
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
@@ -99,6 +101,7 @@ class Engine:
         self.release = Release(version=7, thresholds=MappingProxyType(thresholds))
         self.pauses = Pauses(2, 0.25, 0.5, 0.75)
         self.canary: Release | None = None
+        self.canary_share = 0.0
         self.num_active = 1
         self.queue_depth = 2
         self.num_listener_failures = 5
@@ -125,6 +128,7 @@ class Writer:
     num_written: int = 12
     num_dropped: int = 3
     queue_depth: int = 4
+    lag_seconds: float = 1.5
 
 
 class Service:
@@ -134,7 +138,12 @@ class Service:
         self.tokenizer = tokenizer
         self.engine = Engine()
         self.writer = Writer()
+        self.telemetry = Telemetry(settings)
+        records = settings.records
+        self.traces = TraceStore(database, records.folder, records.held_out_share)
         self.ready = True
+        self.leads = True
+        self.last_sign: float | None = time.time() + 3600  # lately, however slow the machine
         self.drift_states: tuple[StreamState, ...] = ()
 
     def set_token(self, token: str) -> None:
@@ -176,8 +185,7 @@ class Service:
         return version
 
     def forget(self, request_id: str) -> Forgotten:
-        records = self.settings.records
-        return forget_request(TraceStore(self.database, records.folder, records.held_out_share), request_id)
+        return forget_request(self.traces, request_id)
 
 
 @pytest.fixture(scope="session")

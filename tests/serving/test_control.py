@@ -11,26 +11,16 @@ from adaptive_spec.errors import SettingsError
 from adaptive_spec.records import canaries as canary_records
 from adaptive_spec.records import events as event_records
 from adaptive_spec.records import releases as release_records
+from adaptive_spec.records.database import Database
 from adaptive_spec.records.decoders import Sign, give_sign
-from adaptive_spec.records.traces import TraceStore
 from adaptive_spec.releases.bundle import write_bundle
 from adaptive_spec.releases.registry import refuse
 from adaptive_spec.releases.report import Check, GateReport
 from adaptive_spec.serving.app import check_bind, create_app
-from adaptive_spec.serving.metrics import ServiceCollector
 from adaptive_spec.settings import ServerSettings
 from tests.records.rows import make_trace
 
 DOCS = Path(__file__).parents[2] / "docs"
-
-
-def test_probes(client: TestClient, service: Any) -> None:
-    assert client.get("/livez").json() == {"status": "ok"}
-    assert client.get("/readyz").status_code == 200
-    service.ready = False
-    assert client.get("/readyz").status_code == 503
-    assert client.get("/livez").status_code == 200
-    assert "version" in client.get("/version").json()
 
 
 def test_reads_of_an_empty_database(client: TestClient) -> None:
@@ -63,13 +53,10 @@ def test_divergence(client: TestClient) -> None:
         "exact_for_tokens": 50,
         "num_fallbacks": 1,
     }
-    text = client.get("/metrics").text
-    assert 'adaptive_spec_divergence_fallback{domain="prose"} 1.0' in text
-    assert 'adaptive_spec_divergence_budget{domain="code"} 0.02' in text
 
 
 def test_drift(client: TestClient, service: Any) -> None:
-    assert client.get("/api/drift").json() == {"streams": []}
+    assert client.get("/api/drift").json() == {"streams": [], "counts": []}
     service.drift_states = tuple(
         StreamState("code", "model", "exact", stream, 7, 0.5, 1200) for stream in ("acceptance", "calibration")
     )
@@ -77,7 +64,8 @@ def test_drift(client: TestClient, service: Any) -> None:
     for stream, release in (("acceptance", 6), ("acceptance", 7)):
         detail = {"stream": stream, "drafter": "model", "verifier": "exact", **shift}
         event_records.add_event(service.database, "drift", detail, "code", release)
-    acceptance, calibration = client.get("/api/drift").json()["streams"]
+    found = client.get("/api/drift").json()
+    acceptance, calibration = found["streams"]
     assert acceptance["last_drift"].pop("at").startswith("20")
     assert acceptance == {
         "domain": "code",
@@ -90,8 +78,7 @@ def test_drift(client: TestClient, service: Any) -> None:
         "last_drift": {"direction": "down", "before": 0.6, "after": 0.45, "num_steps": 700, "release": 7},
     }
     assert calibration["last_drift"] is None
-    counter = 'adaptive_spec_drifts_total{direction="down",domain="code",stream="acceptance"} 2.0'
-    assert counter in client.get("/metrics").text
+    assert found["counts"] == [{"domain": "code", "stream": "acceptance", "direction": "down", "num_drifts": 2}]
 
 
 def test_retrain_starts_one_run_at_a_time(client: TestClient) -> None:
@@ -152,7 +139,6 @@ def test_a_canary_is_shown_and_ended(client: TestClient, service: Any) -> None:
     assert client.post("/api/canary", json={"action": "promote", "reason": "sure"}).json() == {"live": 1}
     (ended,) = client.get("/api/canary").json()["canaries"]
     assert (ended["state"], ended["reason"]) == ("promoted", "sure")
-    assert 'adaptive_spec_canaries_total{outcome="promoted"} 1.0' in client.get("/metrics").text
 
 
 def write_refused(service: Any, version: int) -> None:
@@ -197,17 +183,13 @@ def test_events(client: TestClient, service: Any) -> None:
 
 def test_traces(client: TestClient, service: Any) -> None:
     assert client.get("/api/traces").json() == {"domains": []}
-    records = service.settings.records
-    store = TraceStore(service.database, records.folder, records.held_out_share)
+    store = service.traces
     store.add([make_trace(1, request_id="cmpl-1"), make_trace(2, domain="law", completion=(3,) * 20)])
     code, law = client.get("/api/traces").json()["domains"]
     assert (code["domain"], code["num_traces"], code["num_completion_tokens"]) == ("code", 1, 7)
     assert 0 < code["kept_mass"] < 1 and code["bytes_per_token"] > 0 and code["oldest"].startswith("2026-01-02")
     assert (law["num_traces"], law["dropped"]) == (0, {"loop": 1})
     assert len(client.get("/api/traces?domain=law").json()["domains"]) == 1
-    text = client.get("/metrics").text
-    assert 'adaptive_spec_num_traces{domain="code"} 1.0' in text
-    assert 'adaptive_spec_traces_dropped_total{domain="law",reason="loop"} 1.0' in text
     service.set_token("s3cret")
     assert client.delete("/api/traces/cmpl-1").status_code == 401
     told = {"Authorization": "Bearer s3cret"}
@@ -245,31 +227,12 @@ def test_changes_are_refused_to_other_origins(client: TestClient) -> None:
     assert client.post("/api/calibrate", headers={"Origin": "http://testserver"}).status_code == 200
 
 
-def test_metrics(client: TestClient) -> None:
-    text = client.get("/metrics").text
-    assert "adaptive_spec_records_dropped_total 3.0" in text
-    assert "adaptive_spec_records_queue_depth 4.0" in text
-    assert "adaptive_spec_live_release 7.0" in text
-    assert "adaptive_spec_listener_failures_total 5.0" in text
-    assert "adaptive_spec_recalled_prompt_tokens_total 96.0" in text
-    assert "adaptive_spec_swap_pause_seconds 0.25" in text
-    assert "adaptive_spec_longest_swap_pause_seconds 0.5" in text
-    assert "adaptive_spec_swap_pauses_seconds_total 0.75" in text and "adaptive_spec_swaps_total 2.0" in text
-    assert "adaptive_spec_canary_release 0.0" in text
-    assert "adaptive_spec_database_up 1.0" in text
-    assert "# TYPE adaptive_spec_num_spec_steps_total counter" in text
-
-
-def test_metrics_survive_a_broken_database(client: TestClient, service: Any, tmp_path: Path) -> None:
-    from adaptive_spec.records.database import Database
-
+def test_a_database_that_is_away(client: TestClient, service: Any, tmp_path: Path) -> None:
     service.database = Database(f"sqlite:///{tmp_path / 'empty.db'}")
-    text = client.get("/metrics").text
-    assert "adaptive_spec_database_up 0.0" in text
-    assert "adaptive_spec_live_release 7.0" in text
     answer = client.get("/api/stats")
     assert answer.status_code == 503
     assert answer.json()["error"]["type"] == "service_unavailable_error"
+    assert "adaptive_spec_database_errors_total 1.0" in client.get("/metrics").text
     service.database.close()
 
 
@@ -303,12 +266,6 @@ def test_every_route_is_documented(service: Any) -> None:
     for path, methods in routes(create_app(service)).items():
         for method in methods:
             assert f"`{method} {path}`" in text, f"{method} {path} is missing in docs/http.md"
-
-
-def test_every_metric_is_documented(service: Any) -> None:
-    text = (DOCS / "http.md").read_text()
-    for metric in ServiceCollector(service).collect():
-        assert f"`{metric.name}{'_total' if metric.type == 'counter' else ''}`" in text
 
 
 def routes(app: FastAPI) -> dict[str, list[str]]:
