@@ -93,7 +93,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    do_GET = do_POST = do_DELETE = answer
+    do_GET = do_POST = do_PUT = do_DELETE = answer
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -219,6 +219,31 @@ def test_orders_send_the_token(server: Any) -> None:
     result = runner.invoke(cli.app, ["rollback", "--to", "2", "--reason", "bad", "--token", "t"])
     assert result.stdout == "Release 2 is live.\n"
     assert server.calls == [("POST", "/api/releases/rollback", {"to": 2, "reason": "bad"}, "Bearer t")]
+
+
+def test_thresholds_are_set_by_hand_without_a_service(database: Database) -> None:
+    refused = runner.invoke(cli.app, ["thresholds", "set", "code", "--stop-below", "2", "--reason", "x"])
+    assert refused.exit_code == 2 and "probability" in refused.stderr
+    asked = ["thresholds", "set", "code", "--stop-below", "0.6", "--reason", "[b]slow"]
+    done = runner.invoke(cli.app, asked)
+    assert done.exit_code == 0 and "stop_below=0.600 for code until" in done.stdout, done.output
+    listed = json.loads(runner.invoke(cli.app, ["thresholds", "--json"]).stdout)
+    assert listed["thresholds"]["code"]["stop_below"] == 0.6
+    table = runner.invoke(cli.app, ["thresholds", "--domain", "code"]).stdout
+    assert "[b]slow" in table and "default" in table
+    assert "stop_below=0.600" in runner.invoke(cli.app, ["thresholds", "list"]).stdout
+    assert runner.invoke(cli.app, ["thresholds", "clear", "code"]).exit_code == 0
+    assert "No override" in runner.invoke(cli.app, ["thresholds", "clear", "code"]).stderr
+
+
+def test_thresholds_are_set_at_the_service(server: Any) -> None:
+    answer = {"numbers": {"max_chain_length": 0}, "until": "tomorrow"}
+    server.answers["PUT", "/api/thresholds/a/b"] = (200, answer)
+    asked = ["thresholds", "set", "a/b", "--max-chain-length", "0", "--reason", "x", "--hours", "2", "--token", "t"]
+    assert runner.invoke(cli.app, asked).stdout == "max_chain_length=0 for a/b until tomorrow.\n"
+    method, path, body, authorization = server.calls[-1]
+    assert (method, path, authorization) == ("PUT", "/api/thresholds/a/b", "Bearer t")
+    assert (body["max_chain_length"], body["reason"], body["hours"]) == (0, "x", 2.0)
 
 
 def test_a_trial_is_shown(database: Database) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from adaptive_spec.calibration.watch import StreamState
-from adaptive_spec.core import Release
 from adaptive_spec.decoding.budget import Budget
 from adaptive_spec.errors import ReleaseError, RunError
 from adaptive_spec.records import calibrations as calibration_records
@@ -181,12 +180,3 @@ def divergence(budgets: Mapping[str, Budget]) -> dict[str, Any]:
 def calibrations(database: Database, *, domain: str | None = None, limit: int = 20) -> dict[str, Any]:
     """The latest calibrations: the thresholds they gave, and the data that explains them."""
     return {"calibrations": plain(calibration_records.list_calibrations(database, domain, limit))}
-
-
-def thresholds(release: Release) -> dict[str, Any]:
-    """The numbers the decoder uses now, and those of a domain without its own."""
-    return {
-        "release": release.version,
-        "thresholds": plain(release.thresholds),
-        "fallback": plain(release.for_domain("")),
-    }

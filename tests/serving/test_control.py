@@ -8,6 +8,7 @@ from starlette.testclient import TestClient
 from adaptive_spec.calibration.watch import StreamState
 from adaptive_spec.core import Thresholds
 from adaptive_spec.errors import SettingsError
+from adaptive_spec.records import calibrations as calibration_records
 from adaptive_spec.records import canaries as canary_records
 from adaptive_spec.records import events as event_records
 from adaptive_spec.records import releases as release_records
@@ -48,6 +49,45 @@ def test_thresholds(client: TestClient) -> None:
     assert found["release"] == 7
     assert found["thresholds"]["code"]["temperature"] == 1.5
     assert found["fallback"]["stop_below"] == 0.3
+
+
+def test_thresholds_are_set_by_hand_and_say_where_they_come_from(client: TestClient, service: Any) -> None:
+    calibration_records.add_calibration(service.database, "code", Thresholds(), {"source": "own"}, 7)
+    body = {"max_chain_length": 2, "reason": "slow", "hours": 2}
+    told = client.put("/api/thresholds/code", json=body).json()
+    assert (told["domain"], told["numbers"], told["reason"]) == ("code", {"max_chain_length": 2}, "slow")
+    client.put("/api/thresholds/a/b", json={"stop_below": 0.9, "reason": "try"})
+    found = client.get("/api/thresholds").json()
+    assert found["thresholds"]["code"]["max_chain_length"] == 2 and found["thresholds"]["code"]["temperature"] == 1.5
+    code = found["sources"]["code"]
+    assert (code["max_chain_length"]["source"], code["max_chain_length"]["until"]) == ("override", told["until"])
+    assert (code["temperature"]["source"], code["temperature"]["release"]) == ("calibration", 7)
+    assert found["sources"]["a/b"]["temperature"] == {"source": "release", "release": 7, "domain": "*"}
+    assert [each["domain"] for each in found["overrides"]] == ["a/b", "code"]
+    assert client.request("DELETE", "/api/thresholds/code", json={"reason": "done"}).json() == {"cleared": "code"}
+    assert client.delete("/api/thresholds/code").status_code == 404
+    assert client.get("/api/thresholds").json()["sources"]["code"]["max_chain_length"]["source"] == "calibration"
+    assert service.engine.release.thresholds["code"].max_chain_length == 4
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"reason": "nothing is set"},
+        {"stop_below": 0.5},
+        {"stop_below": 0.5, "reason": " "},
+        {"stop_below": 1.5, "reason": "no probability"},
+        {"temperature": 0, "reason": "divides"},
+        {"max_chain_length": 7, "reason": "longer than the decoder's"},
+        {"stop_below": 0.5, "reason": "for ever", "hours": 169},
+        {"stop_below": 0.5, "reason": "never", "hours": 0},
+        {"survival": [1.0], "reason": "is measured"},
+    ],
+)
+def test_what_may_not_be_set_by_hand(client: TestClient, wrong: dict[str, Any]) -> None:
+    assert client.put("/api/thresholds/code", json=wrong).status_code == 400
+    assert client.get("/api/thresholds").json()["overrides"] == []
+    assert client.put("/api/thresholds/no domain", json={"stop_below": 0.5, "reason": "x"}).status_code == 400
 
 
 def test_divergence(client: TestClient) -> None:
