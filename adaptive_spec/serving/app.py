@@ -6,9 +6,10 @@ from fastapi import FastAPI
 
 from adaptive_spec.errors import SettingsError
 from adaptive_spec.serving.control import control_router
+from adaptive_spec.serving.dashboard.actions import actions_router
+from adaptive_spec.serving.dashboard.pages import pages_router
 from adaptive_spec.serving.metrics import metrics_router
 from adaptive_spec.serving.openai import openai_router
-from adaptive_spec.serving.page import page_router
 from adaptive_spec.serving.ports import Service
 from adaptive_spec.serving.problems import add_handlers
 from adaptive_spec.settings import ServerSettings
@@ -19,7 +20,13 @@ def create_app(service: Service) -> FastAPI:
     # The interactive docs load scripts from elsewhere, so only the schema is served.
     app = FastAPI(title="adaptive-spec", docs_url=None, redoc_url=None)
     add_handlers(app)
-    for router in (openai_router(service), control_router(service), metrics_router(service), page_router(service)):
+    for router in (
+        openai_router(service),
+        control_router(service),
+        metrics_router(service),
+        pages_router(service),
+        actions_router(service),
+    ):
         app.include_router(router)
     return app
 
