@@ -1,3 +1,4 @@
+import csv
 import json
 import re
 import subprocess
@@ -5,7 +6,8 @@ import sys
 import threading
 import tomllib
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,8 @@ from adaptive_spec.releases.canary import Reading, Terms, judge
 from adaptive_spec.releases.report import Check, GateReport
 from adaptive_spec.settings import CalibrationSettings
 from tests.calibration.planted import chains, linear_cost, record
-from tests.records.rows import make_trace
+from tests.records.rows import make_step, make_trace
+from tests.records.rows import record as record_rows
 
 DOCS = Path(__file__).parents[1] / "docs"
 NOBODY = "http://127.0.0.1:9"
@@ -173,6 +176,24 @@ def test_listings_show_what_is_recorded(database: Database) -> None:
     assert json.loads(runner.invoke(cli.app, ["releases", "--json"]).stdout)["live"] == 1
     assert "Live: release 1" in runner.invoke(cli.app, ["releases"]).stdout
     assert "seconds=0.500" in runner.invoke(cli.app, ["events", "--kind", "swap"]).stdout
+
+
+def test_series_and_tables_as_csv(database: Database) -> None:
+    now = datetime.now(UTC)
+    record_rows(database, replace(make_step("a", 1, positions=((0.9, 0.8, True), (0.5, 0.4, False))), at=now))
+    result = runner.invoke(cli.app, ["stats", "--series", "--bucket", "day", "--csv"])
+    assert result.exit_code == 0, result.output
+    (row,) = csv.DictReader(result.stdout.splitlines())
+    assert (row["num_requests"], row["draft_acceptance_rate"], row["tokens_per_second"]) == ("1", str(1 / 3), "")
+    assert row["start"].startswith(f"{now:%Y-%m-%d}")
+    shown = json.loads(runner.invoke(cli.app, ["stats", "--series", "--days", "400", "--json"]).stdout)
+    assert (shown["bucket"], shown["buckets"][0]["num_spec_steps"]) == ("day", 1)
+    assert runner.invoke(cli.app, ["stats", "--series", "--bucket", "week"]).exit_code == 2
+    event_records.add_event(database, "swap", {"seconds": 1 / 3}, release=1)
+    (event,) = csv.DictReader(runner.invoke(cli.app, ["events", "--csv"]).stdout.splitlines())
+    assert json.loads(event["detail"]) == {"seconds": 1 / 3} and event["domain"] == ""
+    assert runner.invoke(cli.app, ["releases", "--csv"]).stdout.splitlines()[1:] == []
+    assert runner.invoke(cli.app, ["events", "--csv", "--json"]).exit_code == 2
 
 
 def test_releases_status_shows_who_runs_what(database: Database) -> None:

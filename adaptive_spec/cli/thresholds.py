@@ -6,7 +6,7 @@ import typer
 
 from adaptive_spec.cli.apps import thresholds_app
 from adaptive_spec.cli.asking import ask, service_at, tell
-from adaptive_spec.cli.options import Domain, Json, Token, Url
+from adaptive_spec.cli.options import Csv, Domain, Json, Token, Url
 from adaptive_spec.cli.output import pairs, say, show
 from adaptive_spec.errors import AdaptiveSpecError
 
@@ -18,7 +18,9 @@ Of = Annotated[str, typer.Argument(metavar="DOMAIN", help="The domain; *: every 
 
 
 @thresholds_app.callback()
-def thresholds(ctx: typer.Context, domain: Domain = None, url: Url = None, json_: Json = False) -> None:
+def thresholds(
+    ctx: typer.Context, domain: Domain = None, url: Url = None, json_: Json = False, csv_: Csv = False
+) -> None:
     """The numbers that each domain is drafted under, and where each comes from."""
     if ctx.invoked_subcommand is not None:
         return
@@ -30,14 +32,14 @@ def thresholds(ctx: typer.Context, domain: Domain = None, url: Url = None, json_
         for number in _NUMBERS
         if domain in (None, name)
     ]
-    show(found, rows, ("domain", "number", "value", "source"), json_)
+    show(found, rows, ("domain", "number", "value", "source"), json_, csv_)
 
 
 @thresholds_app.command("list")
-def thresholds_list(url: Url = None, json_: Json = False) -> None:
+def thresholds_list(url: Url = None, json_: Json = False, csv_: Csv = False) -> None:
     """What persons have set that is in force, why, and until when."""
     found = ask(url, "/api/thresholds", {}, _direct)
-    show(found, found["overrides"], ("domain", "numbers", "until", "reason"), json_)
+    show(found, found["overrides"], ("domain", "numbers", "until", "reason"), json_, csv_)
 
 
 @thresholds_app.command("set")

@@ -178,8 +178,8 @@ class _Buckets:
         table = RequestCountRow
         number = func.sum(table.num_requests).label("num_requests")
         conditions = [*self._rolled_up(table), *self._about.of_counts()]
-        for row in self._session.execute(select(table.start, number).where(*conditions).group_by(table.start)):
-            yield row.start, int(row.num_requests)
+        for counted in self._session.execute(select(table.start, number).where(*conditions).group_by(table.start)):
+            yield counted.start, int(counted.num_requests)
 
 
 def _bucket(start: datetime, sums: Counter[str]) -> Bucket:

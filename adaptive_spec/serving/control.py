@@ -5,6 +5,7 @@ Routes that change something need the token when one is set, and are refused to 
 
 import hmac
 import platform
+from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -12,6 +13,7 @@ from starlette.exceptions import HTTPException
 
 from adaptive_spec.core import ThresholdOverride
 from adaptive_spec.errors import ReleaseError
+from adaptive_spec.records.spans import Span
 from adaptive_spec.serving import views
 from adaptive_spec.serving.orders import (
     CalibrateBody,
@@ -87,8 +89,27 @@ def _reads(service: Service) -> APIRouter:
         )
 
     @router.get("/series")
-    def series(domain: str | None = None, limit: Limit = 500) -> dict[str, Any]:
-        return views.series(service.database, domain=domain, limit=limit)
+    def series(
+        domain: str | None = None,
+        release: int | None = None,
+        policy: str | None = None,
+        drafter: str | None = None,
+        verifier: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        bucket: Span | None = None,
+    ) -> dict[str, Any]:
+        return views.series(
+            service.database,
+            domain=domain,
+            release=release,
+            policy=policy,
+            drafter=drafter,
+            verifier=verifier,
+            since=since,
+            until=until,
+            bucket=bucket,
+        )
 
     @router.get("/runs")
     def runs(limit: Limit = 20) -> dict[str, Any]:

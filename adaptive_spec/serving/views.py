@@ -23,6 +23,9 @@ from adaptive_spec.records import runs as run_records
 from adaptive_spec.records import statistics
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.drifts import DRIFT
+from adaptive_spec.records.series import time_series
+from adaptive_spec.records.slices import Slice
+from adaptive_spec.records.spans import Span
 from adaptive_spec.records.trace_statistics import trace_statistics
 from adaptive_spec.releases.bundle import read_description
 
@@ -65,9 +68,26 @@ def stats(
     return {"domains": plain(rows)}
 
 
-def series(database: Database, *, domain: str | None = None, limit: int = 500) -> dict[str, Any]:
-    """Acceptance per finished request, in order of time."""
-    return {"requests": plain(statistics.request_series(database, domain=domain, limit=limit))}
+def series(
+    database: Database,
+    *,
+    domain: str | None = None,
+    release: int | None = None,
+    policy: str | None = None,
+    drafter: str | None = None,
+    verifier: str | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    bucket: Span | None = None,
+) -> dict[str, Any]:
+    """The same over time, a row per bucket; times without a zone are UTC.
+
+    Raises:
+        RequestError: there would be nothing or too much.
+    """
+    about = Slice(domain, release, policy, drafter, verifier)
+    found: dict[str, Any] = plain(time_series(database, about, since=_aware(since), until=_aware(until), bucket=bucket))
+    return found
 
 
 def runs(database: Database, *, limit: int = 20) -> dict[str, Any]:
@@ -180,3 +200,7 @@ def divergence(budgets: Mapping[str, Budget]) -> dict[str, Any]:
 def calibrations(database: Database, *, domain: str | None = None, limit: int = 20) -> dict[str, Any]:
     """The latest calibrations: the thresholds they gave, and the data that explains them."""
     return {"calibrations": plain(calibration_records.list_calibrations(database, domain, limit))}
+
+
+def _aware(at: datetime | None) -> datetime | None:
+    return at.replace(tzinfo=UTC) if at is not None and at.tzinfo is None else at

@@ -1,3 +1,4 @@
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from adaptive_spec.records import canaries as canary_records
 from adaptive_spec.records import events as event_records
 from adaptive_spec.records import releases as release_records
 from adaptive_spec.records.decoders import Sign, give_sign
+from adaptive_spec.records.spans import floor
 from adaptive_spec.records.traces import TraceStore
 from adaptive_spec.releases.bundle import write_bundle
 from adaptive_spec.releases.registry import refuse
@@ -20,7 +22,7 @@ from adaptive_spec.releases.report import Check, GateReport
 from adaptive_spec.serving.app import check_bind, create_app
 from adaptive_spec.serving.metrics import ServiceCollector
 from adaptive_spec.settings import ServerSettings
-from tests.records.rows import make_trace
+from tests.records.rows import START, make_step, make_trace, record
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -37,11 +39,23 @@ def test_probes(client: TestClient, service: Any) -> None:
 def test_reads_of_an_empty_database(client: TestClient) -> None:
     assert client.get("/api/domains").json() == {"domains": []}
     assert client.get("/api/stats?domain=code&release=1&policy=policy").json() == {"domains": []}
-    assert client.get("/api/series?domain=code&limit=3").json() == {"requests": []}
+    assert client.get("/api/series?domain=code&bucket=hour").json()["buckets"] == []
     assert client.get("/api/runs").json() == {"runs": []}
     assert client.get("/api/releases").json()["live"] == 0
     assert client.get("/api/events").json() == {"events": []}
     assert client.get("/api/runs?limit=0").status_code == 400
+
+
+def test_series(client: TestClient, service: Any) -> None:
+    record(service.database, make_step("a", 1, positions=((0.9, 0.8, True), (0.5, 0.4, False))))
+    stretch = {"since": (START - timedelta(hours=1)).isoformat(), "until": (START + timedelta(hours=1)).isoformat()}
+    found = client.get("/api/series", params=stretch).json()
+    (bucket,) = found["buckets"]
+    assert found["bucket"] == "minute" and bucket["start"] == floor(START, "minute").isoformat()
+    assert (bucket["num_requests"], bucket["draft_acceptance_rate"], bucket["tokens_per_second"]) == (1, 1 / 3, None)
+    assert client.get("/api/series", params={**stretch, "domain": "nobody"}).json()["buckets"] == []
+    for wrong in ({"bucket": "week"}, {"since": "2026-01-01", "bucket": "minute"}, {"since": "2100-01-01"}):
+        assert client.get("/api/series", params=wrong).status_code == 400
 
 
 def test_thresholds(client: TestClient) -> None:
