@@ -78,7 +78,7 @@ def _done(back: str, do: Callable[[], str]) -> Response:
         said = do()
     except AdaptiveSpecError as error:
         status, _ = status_of(error)
-        return page("problem.html", "", status, status=status, message=str(error), back=back)
+        return page("problem.html", "", status, heading=f"Error {status}", message=str(error), back=back)
     return RedirectResponse(f"{back}?{urlencode({'notice': said})}", 303)
 
 

@@ -50,17 +50,19 @@ def sparkline(points: Points, title: str) -> Markup:
     return _svg(_SPARK_WIDTH, _SPARK_HEIGHT, said, _lines(points, across, up), "spark")
 
 
-def time_chart(points: Points, title: str, unit: str, markers: Iterable[Marker] = ()) -> Markup:
-    """A line over time with markers; None in a point parts the line."""
+def time_chart(
+    points: Points, stretch: tuple[datetime, datetime], title: str, unit: str, markers: Iterable[Marker] = ()
+) -> Markup:
+    """A line over a stretch of time with markers; None in a point parts the line."""
     values = [value for _, value in points if value is not None]
     if not values:
         return nothing(title)
-    across, up = _over(points, _LEFT, _WIDTH - _RIGHT), _around(values, _HEIGHT - _BOTTOM, _TOP)
-    begin, end = points[0][0], points[-1][0]
+    begin, end = stretch
+    across = _Scale(begin.timestamp(), end.timestamp(), _LEFT, _WIDTH - _RIGHT)
+    up = _around(values, _HEIGHT - _BOTTOM, _TOP)
     parts = [*_grid(up, unit), *_times(begin, end)]
-    for marker in markers:
-        if begin <= marker.at <= end:
-            parts.append(_marker(across(marker.at.timestamp()), marker))
+    shown = sorted((marker for marker in markers if begin <= marker.at <= end), key=lambda marker: marker.at)
+    parts += [_marker(across(marker.at.timestamp()), index, marker) for index, marker in enumerate(shown)]
     parts.append(_lines(points, across, up))
     parts += [
         _dot(across(at.timestamp()), up(value), f"{at:%Y-%m-%d %H:%M}: {value:.3g} {unit}")
@@ -163,19 +165,14 @@ def _times(begin: datetime, end: datetime) -> Iterable[Markup]:
         yield _text(_LEFT + share * (_WIDTH - _LEFT - _RIGHT), _HEIGHT - 8, at.strftime(form), anchor)
 
 
-def _marker(x: float, marker: Marker) -> Markup:
+def _marker(x: float, index: int, marker: Marker) -> Markup:
+    """Its label on one of three lines in turn, so that neighbours stay readable, and never beyond the edge."""
+    side, anchor = (-3, "end") if x > 0.7 * _WIDTH else (3, "start")
+    said = f"{marker.label}, {marker.at:%Y-%m-%d %H:%M}"
     return Markup(
-        '<g class="marker {}"><path d="M{:.1f} {}V{}"/><text x="{:.1f}" y="{}">{}</text><title>{}</title></g>'
-    ).format(
-        marker.kind,
-        x,
-        _TOP,
-        _HEIGHT - _BOTTOM,
-        x + 3,
-        _TOP + 8,
-        marker.label,
-        f"{marker.label}, {marker.at:%Y-%m-%d %H:%M}",
-    )
+        '<g class="marker {}"><path d="M{:.1f} {}V{}"/><text x="{:.1f}" y="{}" text-anchor="{}">{}</text>'
+        "<title>{}</title></g>"
+    ).format(marker.kind, x, _TOP, _HEIGHT - _BOTTOM, x + side, _TOP + 9 + 12 * (index % 3), anchor, marker.label, said)
 
 
 def _dot(x: float, y: float, said: str, kind: str = "") -> Markup:

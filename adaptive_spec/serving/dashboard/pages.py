@@ -118,7 +118,7 @@ def pages_router(service: Service) -> APIRouter:
         )
 
     @router.get("/domains/{domain:path}")
-    def of_domain(domain: str, days: Annotated[float, Query(gt=0, le=3650)] = 1) -> HTMLResponse:
+    def of_domain(domain: str, days: Annotated[float, Query(gt=0, le=1825)] = 1) -> HTMLResponse:
         if domain not in list_domains(database):
             raise HTTPException(404, f"Nothing is on record of a domain {domain!r}.")
         return page("domain.html", "", days=days, **_of_domain(service, domain, days))
@@ -233,7 +233,8 @@ _LENGTH = {"minute": timedelta(minutes=1), "hour": timedelta(hours=1), "day": ti
 
 def _over_time(series: Series, name: str, title: str, unit: str, markers: Sequence[Marker]) -> Markup:
     points = _points(series, name)
-    return time_chart(points, title, unit, markers) if points else nothing(title)
+    stretch = (series.since, series.until)
+    return time_chart(points, stretch, title, unit, markers) if points else nothing(title)
 
 
 def _markers(service: Service, since: datetime) -> list[Marker]:
@@ -308,7 +309,9 @@ def _said(source: Mapping[str, Any]) -> str:
             return "default"
         case "override":
             return f"set by hand until {_moment(source['until']):%Y-%m-%d %H:%M}"
-    return f"{source['source']} of release {source['release']}"
+        case "calibration":
+            return f"calibration of release {source['release']}"
+    return f"release {source['release']}"
 
 
 def _of_release(service: Service, version: int) -> dict[str, Any]:
