@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 .PHONY: demo test test-slow test-faults test-many test-gpu lint serve bench frontier docs draft clean
 
@@ -34,6 +35,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(SITE)
 
 serve: $(STAMP)
 	$(BIN)/adaptive-spec serve
@@ -46,8 +48,9 @@ frontier: $(STAMP)  ## What relaxed verifiers gain for what they diverge; FRONTI
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,frontier]'
 	$(BIN)/adaptive-spec frontier --json frontier.json --chart frontier.png $(FRONTIER)
 
-docs: $(STAMP)  ## Every command, route and setting is documented
+docs: $(STAMP)  ## The documentation's site, in site/; a warning is an error
 	$(BIN)/pytest tests/test_docs.py
+	$(SITE)
 
 draft: $(STAMP)  ## Rebuild the bundled quickstart draft (about 70 minutes on 2 cores)
 	$(BIN)/adaptive-spec models cut-draft smollm2-135m build/draft \

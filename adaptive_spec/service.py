@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from sqlalchemy.exc import SQLAlchemyError
@@ -89,7 +89,7 @@ _WAS_AWAY = "The database was away. Start a new run, or go on with this one (--r
 
 
 class Service:
-    """Start it, submit to ``engine``, stop it."""
+    """Start it, submit to ``engine``, stop it; or use it as a context manager, which starts and stops it."""
 
     pair: ModelPair  # only where it decodes
     traces: TraceStore
@@ -132,6 +132,17 @@ class Service:
         self._declined: set[tuple[str, str]] = set()  # what volume and age were told lately
         self._failed_versions: set[int] = set()
         self._overrides: tuple[tuple[str, ThresholdOverride, datetime], ...] = ()  # that the engine drafts under
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     @property
     def tokenizer(self) -> Any:

@@ -16,7 +16,6 @@ from adaptive_spec.bench.corpora import DOMAINS, prompts, require_known
 from adaptive_spec.bench.frontier_live import BATCH, Contest, Live, decode_live
 from adaptive_spec.bench.frontier_record import Pass, record
 from adaptive_spec.bench.frontier_replay import Point, best_within, frontier, sweep
-from adaptive_spec.bench.lossless import encode
 from adaptive_spec.bench.ours import measured_cost
 from adaptive_spec.bench.sandbox import Limits, why_refused
 from adaptive_spec.bench.tasks import TaskSet, find_sets, missing_sets
@@ -110,7 +109,7 @@ def measure_frontier(
     """Measure the cost of a step, record, replay, and decode some points."""
     release = _without_rules(release)
     encoded = {
-        domain: tuple(encode(pair, prompt.text) for prompt in prompts(domain)[: plan.num_prompts])
+        domain: tuple(pair.encode(prompt.text) for prompt in prompts(domain)[: plan.num_prompts])
         for domain in plan.domains
     }
     longest = {"max_chain_length": plan.chain_length}

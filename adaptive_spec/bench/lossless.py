@@ -72,7 +72,7 @@ def check_lossless(
         progress: called with a phase and how far it is.
     """
     texts = [row.text for rows in zip(*(prompts(domain) for domain in DOMAINS), strict=False) for row in rows]
-    encoded = [encode(pair, text) for text in (texts * (num_prompts // len(texts) + 1))[:num_prompts]]
+    encoded = [pair.encode(text) for text in (texts * (num_prompts // len(texts) + 1))[:num_prompts]]
     settings = DecoderSettings(
         max_context_tokens=max(map(len, encoded)) + max_tokens,
         queue_limit=max(1, num_prompts),
@@ -126,15 +126,6 @@ def z_of(scores: torch.Tensor) -> tuple[float, float]:
     """How many standard errors the mean of each column of [tokens, 2] is from 0."""
     surplus, excess = (scores.mean(0) / (scores.std(0) / math.sqrt(len(scores)) + 1e-12)).tolist()
     return surplus, excess
-
-
-def encode(pair: ModelPair, text: str) -> tuple[int, ...]:
-    """Prompt ids of one user turn, by the chat template where there is one."""
-    if pair.tokenizer.chat_template:
-        text = pair.tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False
-        )
-    return tuple(pair.tokenizer.encode(text, add_special_tokens=False))
 
 
 def greedy_reference(pair: ModelPair, prompt: tuple[int, ...], max_tokens: int) -> list[int]:

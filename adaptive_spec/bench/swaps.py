@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from adaptive_spec.bench.corpora import DOMAINS, prompts
-from adaptive_spec.bench.lossless import encode
 from adaptive_spec.bench.ours import start_engine
 from adaptive_spec.core import FinishedRequest, Release, Request, SamplingParams, Step
 from adaptive_spec.decoding.engine import Engine
@@ -114,7 +113,7 @@ def measure_swaps(
 
 def _requests(pair: ModelPair, context_tokens: int) -> Iterator[Request]:
     """Prompts of all domains in turn, each answered until the context is full."""
-    texts = [encode(pair, prompt.text)[: context_tokens // 4] for name in DOMAINS for prompt in prompts(name)]
+    texts = [pair.encode(prompt.text)[: context_tokens // 4] for name in DOMAINS for prompt in prompts(name)]
     for number, text in enumerate(itertools.cycle(texts)):
         params = SamplingParams(max_tokens=context_tokens - len(text), ignore_eos=True, chain_length=2, record=False)
         yield Request(f"swap-{number}", tuple(text), params)

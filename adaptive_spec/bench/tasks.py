@@ -14,7 +14,6 @@ from typing import Any
 
 from scipy.stats import binomtest
 
-from adaptive_spec.bench.lossless import encode
 from adaptive_spec.bench.sandbox import Limits, run_program
 from adaptive_spec.errors import SettingsError
 from adaptive_spec.models.loading import ModelPair
@@ -107,7 +106,7 @@ def gsm8k_set(rows: Sequence[dict[str, Any]], pair: ModelPair, limits: Limits) -
 
     def case(row: dict[str, Any]) -> TaskCase:
         expected = float(row["expected"].replace(",", ""))
-        return TaskCase(row["id"], encode(pair, row["prompt"] + _MATH), lambda answer: number_in(answer) == expected)
+        return TaskCase(row["id"], pair.encode(row["prompt"] + _MATH), lambda answer: number_in(answer) == expected)
 
     return TaskSet("gsm8k", "math", _SOLUTION_TOKENS, (), tuple(map(case, rows)))
 

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from adaptive_spec.bench.compare_chart import check_chart
 from adaptive_spec.bench.corpora import prompts
-from adaptive_spec.bench.lossless import encode
 from adaptive_spec.core import Rule
 from adaptive_spec.models.loading import ModelPair, load_pair
 from adaptive_spec.settings import load_settings
@@ -93,7 +92,7 @@ def telling_chain(pair: ModelPair, num_prompts: int = _PROMPTS, answer_tokens: i
     best, most = None, 0
     for number in range(num_prompts):
         for domain in ("sql", "code"):
-            text = list(encode(pair, prompts(domain)[number].text))
+            text = list(pair.encode(prompts(domain)[number].text))
             for start in _promising(pair, text, answer_tokens):
                 chain = chain_at(pair, start, domain)
                 different = len({tuple(fates(chain, rule)) for _, rule in RULES})

@@ -5,7 +5,6 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from adaptive_spec.bench.corpora import DOMAINS, prompts, require_known
-from adaptive_spec.bench.lossless import encode
 from adaptive_spec.bench.sides import Task, choose
 from adaptive_spec.errors import SettingsError
 from adaptive_spec.models.loading import ModelPair
@@ -61,7 +60,7 @@ def domain_workloads(pair: ModelPair, made: Plan, batch: int = 1) -> list[Worklo
         SettingsError: the prompts of a domain do not make whole batches.
     """
     encoded = {
-        domain: [encode(pair, prompt.text) for prompt in prompts(domain)[: made.num_prompts]] for domain in made.domains
+        domain: [pair.encode(prompt.text) for prompt in prompts(domain)[: made.num_prompts]] for domain in made.domains
     }
     context = max(len(ids) for rows in encoded.values() for ids in rows) + made.max_tokens
     _check_context(pair, context)

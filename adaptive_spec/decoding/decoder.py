@@ -1,15 +1,18 @@
-"""The step loop: draft a chain, verify it in one target forward, emit.  Called by the engine thread only.
+"""The step loop: draft a chain, verify it in one target forward, emit.  One thread calls it, an engine's or a script's.
 
 Reads like this: ``admit`` gives a request a row, ``fill`` brings prompts into the cache chunk by chunk and makes their
 first token, ``step`` lets ``propose`` draft, ``judge`` verify and ``_emit`` hand out, over all live rows at once.  Rows
-0 … are live, those after them are filling.  It tells listeners of outcomes and never learns who listens.
+0 … are live, those after them are filling.  It tells listeners of outcomes and never learns who listens.  ``decode`` is
+the three in a loop, for who has no engine.
 """
 
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -55,15 +58,15 @@ class Decoder:
     def __init__(
         self,
         pair: ModelPair,
-        settings: DecoderSettings,
-        listeners: Listeners,
+        settings: DecoderSettings | None = None,
+        listeners: Listeners | None = None,
         seed: int = 0,
         verification: VerificationSettings | None = None,
     ) -> None:
         self.pair = pair
-        self.settings = settings
+        self.settings = settings = settings or DecoderSettings()
         self.verification = verification or VerificationSettings()
-        self.listeners = GuardedListeners(listeners)
+        self.listeners = GuardedListeners(listeners or Listeners())
         self.rules = Rules(self.verification, self.listeners.on_event)
         self.tripped: tuple[int, str] | None = None  # the last canary that ended itself, and why
         self.slots: list[Slot] = []  # live: the whole prompt is in the cache
@@ -111,6 +114,38 @@ class Decoder:
     def check(self, request: Request) -> None:
         """Raise RequestError for a request that cannot be served as asked."""
         check_request(request, self.settings, self.verification, self.pair.vocab_size)
+
+    def decode(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Delta]]:
+        """Decode requests to their ends, as many at once as there are rows; yield what each says as it says it.
+
+        On the caller's thread, and never beside an engine.  Choices (``n``) and deadlines are the engine's: here every
+        request has one answer and all the time that it needs.  Who stops reading cancels what is not finished.
+
+        Raises:
+            RequestError: parameters that cannot be served, before anything is decoded.
+        """
+        waiting = deque(requests)
+        for request in waiting:
+            self.check(request)
+        said: deque[tuple[Request, Delta]] = deque()
+
+        def put(request: Request, delta: Delta) -> None:
+            said.append((request, delta))
+
+        try:
+            while waiting or self.num_active:
+                while waiting and self.has_room:
+                    request = waiting.popleft()
+                    self.admit(request, partial(put, request), time.perf_counter())
+                while self.filling:
+                    self.fill(self.settings.prefill_chunk_tokens)
+                if self.slots:
+                    self.step()
+                while said:
+                    yield said.popleft()
+        finally:
+            if self.num_active:
+                self.end_all("cancelled")
 
     def admit(self, request: Request, emit: Callable[[Delta], None], submitted: float) -> None:
         """Give a request the next free row."""

@@ -170,13 +170,6 @@ def _answers(pair: ModelPair, settings: Settings, requests: Sequence[Request], f
 
     listeners = Listeners(on_finish=on_finish, on_trace=finished.append, trace_top_k=settings.records.trace_top_k)
     decoder = Decoder(pair, settings.decoder.model_copy(update={"max_chain_length": 0}), listeners)
-    waiting = deque(requests)
-    while waiting or decoder.num_active:
-        while waiting and decoder.has_room:
-            decoder.admit(waiting.popleft(), lambda delta: None, time.perf_counter())
-        while decoder.filling:
-            decoder.fill(settings.decoder.prefill_chunk_tokens)
-        if decoder.slots:
-            decoder.step()
+    for _ in decoder.decode(requests):
         while finished:
             yield finished.popleft()

@@ -45,6 +45,13 @@ class ModelPair:
     def vocab_size(self) -> int:
         return int(self.target.config.vocab_size)
 
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Prompt ids of one user turn, by the chat template where there is one."""
+        if self.tokenizer.chat_template:
+            turn = [{"role": "user", "content": text}]
+            text = self.tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         configured = self.target.generation_config.eos_token_id if self.target.generation_config else None

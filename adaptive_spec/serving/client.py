@@ -1,13 +1,18 @@
-"""The command line's end of the HTTP control plane, on the standard library alone so that commands start at once."""
+"""The command line's end of the HTTP control plane, on the standard library alone so that commands start at once.
+
+Even its HTTP client is loaded only when something is asked: ``--help`` asks nothing.
+"""
 
 import json
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from adaptive_spec.errors import AdaptiveSpecError
+
+if TYPE_CHECKING:
+    from urllib.error import HTTPError
+    from urllib.request import OpenerDirector
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -69,14 +74,17 @@ class Client:
         return dict(parsed)
 
     def _open(self, path: str, body: dict[str, Any] | None, method: str | None = None) -> Any:
+        from urllib.error import HTTPError
+        from urllib.request import Request
+
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data=data, headers=headers, method=method)
+        request = Request(self.url + path, data=data, headers=headers, method=method)
         try:
             return self._opener().open(request, timeout=self._timeout_seconds)
-        except urllib.error.HTTPError as error:
+        except HTTPError as error:
             with error:
                 raise _refusal(error, self.url) from error
         except OSError as error:
@@ -85,14 +93,16 @@ class Client:
                 f"No service answers at {self.url} ({reason}). Start one with `adaptive-spec serve` or pass --url."
             ) from error
 
-    def _opener(self) -> urllib.request.OpenerDirector:
+    def _opener(self) -> "OpenerDirector":
+        from urllib.request import ProxyHandler, build_opener
+
         # A proxy of the environment must not see calls to this machine.
         if urllib.parse.urlsplit(self.url).hostname in ("127.0.0.1", "localhost", "::1"):
-            return urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        return urllib.request.build_opener()
+            return build_opener(ProxyHandler({}))
+        return build_opener()
 
 
-def _refusal(error: urllib.error.HTTPError, url: str) -> AdaptiveSpecError:
+def _refusal(error: "HTTPError", url: str) -> AdaptiveSpecError:
     try:
         return AdaptiveSpecError(str(json.loads(error.read())["error"]["message"]))
     except (ValueError, KeyError, TypeError):

@@ -28,7 +28,6 @@ from adaptive_spec.bench.frontier_replay import (
     sweep,
 )
 from adaptive_spec.bench.frontier_report import BUDGETS, frontier_records, print_frontier
-from adaptive_spec.bench.lossless import encode
 from adaptive_spec.core import VERIFIERS, Release, Request, Rule, SamplingParams, Step, StepCost
 from adaptive_spec.decoding.engine import Engine
 from adaptive_spec.decoding.listeners import Listeners
@@ -129,7 +128,7 @@ def test_live_points_stand_for_the_shares() -> None:
 
 
 def prompts_of(pair: ModelPair, count: int) -> tuple[tuple[int, ...], ...]:
-    return tuple(encode(pair, f"{number} and what comes after it") for number in range(count))
+    return tuple(pair.encode(f"{number} and what comes after it") for number in range(count))
 
 
 def test_exact_on_the_record_is_what_exact_decoding_emitted(pair: ModelPair) -> None:

@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 from adaptive_spec import cli
 from adaptive_spec.bench.compare import Cell
 from adaptive_spec.bench.compare_report import describe
-from adaptive_spec.bench.lossless import encode
 from adaptive_spec.bench.ours import OurRunner, measured_cost, start_engine
 from adaptive_spec.bench.policies import (
     FIXED,
@@ -129,7 +128,7 @@ def test_a_new_engine_is_prepared(pair: ModelPair) -> None:
     cost = measured_cost(pair, SETTINGS, 1, None)
     side = OurSide("a", {"drafter": "model"}, {"explore_share": 0.0})
     runner = OurRunner(side, pair, SETTINGS.decoder, Release(), cost, lambda decoder: prepared.append(decoder.proposer))
-    task = Task("code", (encode(pair, "one"),), 8, True, 64)
+    task = Task("code", (pair.encode("one"),), 8, True, 64)
     assert runner.run(task).num_draft_tokens > 0
     runner.run(task)
     runner.close()
@@ -150,7 +149,7 @@ def engine_with(pair: ModelPair, make: Callable[[Proposer], Proposer], **changes
 
 def answer(engine: Engine, pair: ModelPair, max_tokens: int, text: str = "one, two, ", **params: Any) -> list[int]:
     asked = SamplingParams(max_tokens=max_tokens, drafter="model", ignore_eos=True, record=False, **params)
-    return engine.submit(Request(text, encode(pair, text), asked, "code")).collect()[1]
+    return engine.submit(Request(text, pair.encode(text), asked, "code")).collect()[1]
 
 
 class WatchedRule(TransformersProposer):

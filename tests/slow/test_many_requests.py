@@ -5,7 +5,6 @@ import random
 import pytest
 
 from adaptive_spec.bench.corpora import DOMAINS, prompts
-from adaptive_spec.bench.lossless import encode
 from adaptive_spec.models.loading import ModelPair, load_pair
 from adaptive_spec.settings import ModelSettings
 from tests.decoding.stress import Report, stress
@@ -29,5 +28,5 @@ def test_tiny_models(pair: ModelPair) -> None:
 
 def test_the_quickstart_models() -> None:
     real = load_pair(ModelSettings())
-    texts = [encode(real, prompts(domain)[number].text)[:60] for domain in DOMAINS for number in range(4)]
+    texts = [real.encode(prompts(domain)[number].text)[:60] for domain in DOMAINS for number in range(4)]
     check(stress(real, texts, 200), 16 * MEGABYTE)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from adaptive_spec.bench.corpora import DOMAINS, prompts
-from adaptive_spec.bench.lossless import Z_LIMIT, check_lossless, encode, greedy_reference
+from adaptive_spec.bench.lossless import Z_LIMIT, check_lossless, greedy_reference
 from adaptive_spec.core import Release, Request, SamplingParams
 from adaptive_spec.decoding.engine import Engine
 from adaptive_spec.models.loading import ModelPair, load_pair
@@ -53,7 +53,7 @@ def test_a_swap_in_mid_generation_changes_nothing(real_pair: ModelPair, engine: 
     names = [name for name, _ in real_pair.draft.named_parameters() if "q_proj" in name]
     parameters = dict(real_pair.draft.named_parameters())
     for number, domain in enumerate(DOMAINS):
-        prompt = encode(real_pair, prompts(domain)[number].text)
+        prompt = real_pair.encode(prompts(domain)[number].text)
         stream = engine.submit(Request(domain, prompt, SamplingParams(max_tokens=48, chain_length=4)))
         tokens: list[int] = []
         for index, delta in enumerate(stream.events()):
@@ -66,6 +66,6 @@ def test_a_swap_in_mid_generation_changes_nothing(real_pair: ModelPair, engine: 
 
 def test_the_bundled_draft_predicts_the_target(real_pair: ModelPair, engine: Engine) -> None:
     params = SamplingParams(max_tokens=64, chain_length=4)
-    question = encode(real_pair, "Tell me about the history of tea and how it is grown.")
+    question = real_pair.encode("Tell me about the history of tea and how it is grown.")
     usage = engine.submit(Request("tea", question, params)).collect()[2].usage
     assert usage is not None and usage.num_accepted_draft_tokens / usage.num_steps > 0.15

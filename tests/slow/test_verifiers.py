@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from adaptive_spec.bench.corpora import DOMAINS, prompts
-from adaptive_spec.bench.lossless import encode, sampled_scores, z_of
+from adaptive_spec.bench.lossless import sampled_scores, z_of
 from adaptive_spec.core import Request, SamplingParams
 from adaptive_spec.decoding.engine import Engine
 from adaptive_spec.decoding.verdict import judge
@@ -41,7 +41,7 @@ def engine(real_pair: ModelPair) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def short_prompts(real_pair: ModelPair) -> list[tuple[int, ...]]:
-    return [encode(real_pair, prompts(domain)[number].text)[:80] for domain in DOMAINS for number in (0, 1)]
+    return [real_pair.encode(prompts(domain)[number].text)[:80] for domain in DOMAINS for number in (0, 1)]
 
 
 def scores(
@@ -156,7 +156,7 @@ def test_a_budget_holds_on_live_traffic_that_shifts(real_pair: ModelPair, verifi
     traffic += [("shifting", "code" if number < 3 else "tools", number) for number in range(6)]
     streams = []
     for index, (domain, source, number) in enumerate(traffic):
-        prompt = encode(real_pair, prompts(source)[number].text)[:80]
+        prompt = real_pair.encode(prompts(source)[number].text)[:80]
         params = SamplingParams(
             max_tokens=64, temperature=float(index % 2), seed=index, ignore_eos=True, chain_length=3
         )
