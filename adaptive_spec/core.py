@@ -6,7 +6,7 @@ steps and evidence into ``Thresholds``; learning turns traces into an adapter; r
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any
@@ -312,6 +312,34 @@ class Thresholds:
     @property
     def scaling(self) -> Scaling:
         return Scaling(self.temperature, self.offset, self.warmth)
+
+
+@dataclass(frozen=True, slots=True)
+class ThresholdOverride:
+    """Numbers of a domain's ``Thresholds`` that a person has set; one that is None stays as the release has it.
+
+    Those that the length policy alone reads: any value is lossless, and none biases what calibration learns from raw
+    confidences and exploring steps.
+    stop_below: decides in place of optimal stopping, too.  max_chain_length: of n-gram chains as well.
+    """
+
+    temperature: float | None = None
+    offset: float | None = None
+    warmth: float | None = None
+    stop_below: float | None = None
+    max_chain_length: int | None = None
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """Those that are set, by name."""
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def over(self, thresholds: Thresholds) -> Thresholds:
+        """The thresholds with these numbers in place of their own, at every batch size."""
+        lengths = {name: value for name, value in self.numbers.items() if name in ("stop_below", "max_chain_length")}
+        batches = tuple(replace(entry, **lengths) for entry in thresholds.larger_batches)
+        return replace(thresholds, **self.numbers, larger_batches=batches)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,14 +24,16 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from adaptive_spec.calibration.answer import DriftAnswers
 from adaptive_spec.calibration.cost import CostModel, cost_key
+from adaptive_spec.calibration.override import override_by_hand
 from adaptive_spec.calibration.watch import DriftWatch, StreamState
 from adaptive_spec.canary import CanaryWatch
 from adaptive_spec.cluster.idle import IdleEngine
 from adaptive_spec.cluster.leadership import Leadership
 from adaptive_spec.cluster.membership import Membership
-from adaptive_spec.core import FinishedRequest, Step
+from adaptive_spec.core import FinishedRequest, Step, ThresholdOverride
 from adaptive_spec.decoding.engine import Engine
 from adaptive_spec.decoding.listeners import Listeners
+from adaptive_spec.decoding.overrides import Overrides
 from adaptive_spec.errors import (
     AdaptiveSpecError,
     NotLeaderError,
@@ -54,6 +56,7 @@ from adaptive_spec.records.events import add_event
 from adaptive_spec.records.jobs import claim_job
 from adaptive_spec.records.leadership import leader_lock
 from adaptive_spec.records.notify import Listener
+from adaptive_spec.records.overrides import OverrideRecord, clear_override, end_expired, standing_overrides
 from adaptive_spec.records.quota import Quota
 from adaptive_spec.records.retention import Forgotten, forget_request
 from adaptive_spec.records.rollups import roll_up
@@ -131,6 +134,7 @@ class Service:
         self._pace = PaceMeter()
         self._declined: set[tuple[str, str]] = set()  # what volume and age were told lately
         self._failed_versions: set[int] = set()
+        self._overrides: tuple[tuple[str, ThresholdOverride, datetime], ...] = ()  # that the engine drafts under
 
     def __enter__(self) -> Self:
         try:
@@ -190,6 +194,7 @@ class Service:
         )
         progress("live release")
         self._follow_live()
+        self._follow_overrides()
         for watcher in self._watchers:
             watcher.start()
         self._listener.start()
@@ -353,6 +358,24 @@ class Service:
         self._follow_live()
         return version
 
+    def override_thresholds(
+        self, domain: str, override: ThresholdOverride, reason: str, hours: float | None = None
+    ) -> OverrideRecord:
+        """Set thresholds of a domain by hand, on every decoder of the database, until they expire.
+
+        Raises:
+            RequestError: as ``calibration.override.override_by_hand``.
+        """
+        record = override_by_hand(self.database, self.settings, domain, override, reason, hours)
+        self._follow_overrides()
+        return record
+
+    def clear_override(self, domain: str, reason: str) -> bool:
+        """Give a domain its release's thresholds back; False when no override of it is in force."""
+        cleared = clear_override(self.database, domain, reason)
+        self._follow_overrides()
+        return cleared
+
     def forget(self, request_id: str) -> Forgotten:
         """Delete what is stored of a request's text: its traces and its measured chains."""
         self.writer.flush(10.0)
@@ -491,6 +514,7 @@ class Service:
                 return
             try:
                 self._follow_live()
+                self._follow_overrides()
                 self._claim_requested()
                 self._judge_canary()
                 if time.monotonic() >= kept + _KEEP_COST_SECONDS:
@@ -566,6 +590,16 @@ class Service:
                     self._follow(live)
             if self._canary is not None:
                 self._canary.follow(canary)
+
+    def _follow_overrides(self) -> None:
+        """Draft under the thresholds that persons have set, as they stand now."""
+        with self._following:
+            end_expired(self.database)
+            standing = standing_overrides(self.database)
+            seen = tuple((each.domain, each.override, each.until) for each in standing)
+            if seen != self._overrides:
+                self.engine.override(Overrides({each.domain: (each.override, each.seconds_left) for each in standing}))
+                self._overrides = seen
 
     def _judge_canary(self) -> None:
         with self._following:

@@ -198,6 +198,8 @@ class CalibrationSettings(_Section):
         default=0.01, ge=0
     )  # of goodput, by which a domain's own scaling may look worse
     cost_hours: float = Field(default=168.0, ge=0)  # measured costs are believed for so long; 0: measure at every start
+    override_hours: float = Field(default=24.0, gt=0)  # that thresholds set by hand last, unless told otherwise
+    override_max_hours: float = Field(default=168.0, gt=0)  # at most
 
 
 class DriftSettings(_Section):

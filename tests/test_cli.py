@@ -1,3 +1,4 @@
+import csv
 import json
 import re
 import subprocess
@@ -5,7 +6,8 @@ import sys
 import threading
 import tomllib
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,8 @@ from adaptive_spec.releases.canary import Reading, Terms, judge
 from adaptive_spec.releases.report import Check, GateReport
 from adaptive_spec.settings import CalibrationSettings
 from tests.calibration.planted import chains, linear_cost, record
-from tests.records.rows import make_trace
+from tests.records.rows import make_step, make_trace
+from tests.records.rows import record as record_rows
 
 DOCS = Path(__file__).parents[1] / "docs"
 NOBODY = "http://127.0.0.1:9"
@@ -93,7 +96,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    do_GET = do_POST = do_DELETE = answer
+    do_GET = do_POST = do_PUT = do_DELETE = answer
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -175,6 +178,24 @@ def test_listings_show_what_is_recorded(database: Database) -> None:
     assert "seconds=0.500" in runner.invoke(cli.app, ["events", "--kind", "swap"]).stdout
 
 
+def test_series_and_tables_as_csv(database: Database) -> None:
+    now = datetime.now(UTC)
+    record_rows(database, replace(make_step("a", 1, positions=((0.9, 0.8, True), (0.5, 0.4, False))), at=now))
+    result = runner.invoke(cli.app, ["stats", "--series", "--bucket", "day", "--csv"])
+    assert result.exit_code == 0, result.output
+    (row,) = csv.DictReader(result.stdout.splitlines())
+    assert (row["num_requests"], row["draft_acceptance_rate"], row["tokens_per_second"]) == ("1", str(1 / 3), "")
+    assert row["start"].startswith(f"{now:%Y-%m-%d}")
+    shown = json.loads(runner.invoke(cli.app, ["stats", "--series", "--days", "400", "--json"]).stdout)
+    assert (shown["bucket"], shown["buckets"][0]["num_spec_steps"]) == ("day", 1)
+    assert runner.invoke(cli.app, ["stats", "--series", "--bucket", "week"]).exit_code == 2
+    event_records.add_event(database, "swap", {"seconds": 1 / 3}, release=1)
+    (event,) = csv.DictReader(runner.invoke(cli.app, ["events", "--csv"]).stdout.splitlines())
+    assert json.loads(event["detail"]) == {"seconds": 1 / 3} and event["domain"] == ""
+    assert runner.invoke(cli.app, ["releases", "--csv"]).stdout.splitlines()[1:] == []
+    assert runner.invoke(cli.app, ["events", "--csv", "--json"]).exit_code == 2
+
+
 def test_releases_status_shows_who_runs_what(database: Database) -> None:
     shown = runner.invoke(cli.app, ["releases", "status"])
     assert shown.exit_code == 0 and "None yet." in shown.stdout
@@ -219,6 +240,31 @@ def test_orders_send_the_token(server: Any) -> None:
     result = runner.invoke(cli.app, ["rollback", "--to", "2", "--reason", "bad", "--token", "t"])
     assert result.stdout == "Release 2 is live.\n"
     assert server.calls == [("POST", "/api/releases/rollback", {"to": 2, "reason": "bad"}, "Bearer t")]
+
+
+def test_thresholds_are_set_by_hand_without_a_service(database: Database) -> None:
+    refused = runner.invoke(cli.app, ["thresholds", "set", "code", "--stop-below", "2", "--reason", "x"])
+    assert refused.exit_code == 2 and "probability" in refused.stderr
+    asked = ["thresholds", "set", "code", "--stop-below", "0.6", "--reason", "[b]slow"]
+    done = runner.invoke(cli.app, asked)
+    assert done.exit_code == 0 and "stop_below=0.600 for code until" in done.stdout, done.output
+    listed = json.loads(runner.invoke(cli.app, ["thresholds", "--json"]).stdout)
+    assert listed["thresholds"]["code"]["stop_below"] == 0.6
+    table = runner.invoke(cli.app, ["thresholds", "--domain", "code"]).stdout
+    assert "[b]slow" in table and "default" in table
+    assert "stop_below=0.600" in runner.invoke(cli.app, ["thresholds", "list"]).stdout
+    assert runner.invoke(cli.app, ["thresholds", "clear", "code"]).exit_code == 0
+    assert "No override" in runner.invoke(cli.app, ["thresholds", "clear", "code"]).stderr
+
+
+def test_thresholds_are_set_at_the_service(server: Any) -> None:
+    answer = {"numbers": {"max_chain_length": 0}, "until": "tomorrow"}
+    server.answers["PUT", "/api/thresholds/a/b"] = (200, answer)
+    asked = ["thresholds", "set", "a/b", "--max-chain-length", "0", "--reason", "x", "--hours", "2", "--token", "t"]
+    assert runner.invoke(cli.app, asked).stdout == "max_chain_length=0 for a/b until tomorrow.\n"
+    method, path, body, authorization = server.calls[-1]
+    assert (method, path, authorization) == ("PUT", "/api/thresholds/a/b", "Bearer t")
+    assert (body["max_chain_length"], body["reason"], body["hours"]) == (0, "x", 2.0)
 
 
 def test_a_trial_is_shown(database: Database) -> None:

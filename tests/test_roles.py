@@ -8,7 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from adaptive_spec.cluster.idle import IdleEngine
-from adaptive_spec.core import Request, SamplingParams, Thresholds
+from adaptive_spec.core import Request, SamplingParams, ThresholdOverride, Thresholds
 from adaptive_spec.errors import NotLeaderError, UnavailableError
 from adaptive_spec.records.decoders import list_decoders
 from adaptive_spec.records.runs import get_run
@@ -101,6 +101,15 @@ def test_a_trainer_answers_http_without_decoding(begin: Callable[..., Service], 
         (row,) = until(leading)
         assert (row["role"], row["pid"]) == ("trainer", os.getpid())
         assert "trainer" in client.get("/").text
+
+
+def test_thresholds_set_by_hand_anywhere_are_in_force_everywhere(begin: Callable[..., Service]) -> None:
+    decoder, trainer = begin("decoder", 8001), begin("trainer", 8002)
+    trainer.override_thresholds("a", ThresholdOverride(max_chain_length=0), "test", hours=1)
+    until(lambda: decoder.engine.decoder.lineup.overrides.of("a") == ThresholdOverride(max_chain_length=0))
+    assert decoder.engine.release.for_domain("a").max_chain_length > 0
+    assert trainer.clear_override("a", "done")
+    until(lambda: decoder.engine.decoder.lineup.overrides.of("a") is None)
 
 
 def test_the_second_of_two_takes_over(begin: Callable[..., Service], settings: Settings) -> None:

@@ -14,6 +14,7 @@ from adaptive_spec.cli import (  # noqa: I001, in the order of the help
     serving,
     records,
     releases,
+    thresholds,
     learning,
     traces,
     models,
@@ -34,6 +35,7 @@ __all__ = [
     "records",
     "releases",
     "serving",
+    "thresholds",
     "tokens",
     "traces",
 ]

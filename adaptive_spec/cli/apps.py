@@ -35,8 +35,12 @@ tokens_app = typer.Typer(no_args_is_help=True, help="The tokens that open routes
 releases_app = typer.Typer(
     invoke_without_command=True, help="Releases: all of them, which is live, which on trial, who runs what."
 )
+thresholds_app = typer.Typer(
+    invoke_without_command=True, help="Thresholds: the numbers in force, and those set by hand."
+)
 for name, part in (
     ("releases", releases_app),
+    ("thresholds", thresholds_app),
     ("config", config_app),
     ("db", db_app),
     ("traces", traces_app),

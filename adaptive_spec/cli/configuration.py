@@ -8,7 +8,7 @@ import typer
 
 from adaptive_spec.cli.apps import config_app, db_app
 from adaptive_spec.cli.asking import read_database
-from adaptive_spec.cli.options import Json
+from adaptive_spec.cli.options import Csv, Json
 from adaptive_spec.cli.output import say, show
 
 
@@ -39,6 +39,7 @@ def db_upgrade() -> None:
 def db_prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
     json_: Json = False,
+    csv_: Csv = False,
 ) -> None:
     """Roll up outcomes, and delete what the settings `retention` keep no longer."""
     from adaptive_spec.pruning import prune
@@ -48,8 +49,7 @@ def db_prune(
     found = asdict(read_database(settings.records.url, lambda database: prune(database, settings, dry_run=dry_run)))
     files = {kind: " ".join(map(str, found[kind])) or "none" for kind in ("releases", "checkpoints")}
     rows = [{"what": name, "deleted": number} for name, number in {**found["rows"], **files}.items()]
-    show(found, rows, ("what", "deleted"), json_)
-    if dry_run and not json_:
+    if show(found, rows, ("what", "deleted"), json_, csv_) and dry_run:
         typer.echo("Nothing was deleted.")
 
 

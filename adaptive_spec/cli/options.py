@@ -16,6 +16,7 @@ Token = Annotated[
     typer.Option("--token", envvar=TOKEN_VARIABLES, help="The service's token."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Csv = Annotated[bool, typer.Option("--csv", help="Print the table's rows as CSV.")]
 Domain = Annotated[str | None, typer.Option("--domain", help="Only this domain.")]
 Traces = Annotated[
     str | None,

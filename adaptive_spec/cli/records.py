@@ -1,6 +1,7 @@
 """Commands that show what the service has recorded."""
 
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,7 +9,7 @@ import typer
 
 from adaptive_spec.cli.apps import app
 from adaptive_spec.cli.asking import ask, read_database
-from adaptive_spec.cli.options import Domain, Json, Limit, Url
+from adaptive_spec.cli.options import Csv, Domain, Json, Limit, Url
 from adaptive_spec.cli.output import check_chart, print_json, show
 from adaptive_spec.serving.progress import own_adapters_line, progress_line
 
@@ -25,18 +26,26 @@ def stats(
     drafter: Annotated[str | None, typer.Option(help="Only chains of: model or ngram.")] = None,
     verifier: Annotated[str | None, typer.Option(help="Only steps judged by this verifier.")] = None,
     days: Annotated[float | None, typer.Option(min=0, max=36_500, help="Only the last so many days.")] = None,
+    series: Annotated[bool, typer.Option("--series", help="Over time, a row per bucket; the last day unless told.")] = (
+        False
+    ),
+    bucket: Annotated[str | None, typer.Option(help="Of a series: minute, hour or day; else what suits.")] = None,
     url: Url = None,
     json_: Json = False,
+    csv_: Csv = False,
 ) -> None:
-    """Acceptance, speed and divergence per domain."""
+    """Acceptance, speed and divergence per domain, or over time: adaptive-spec stats --series --days 7 --csv"""
     query: dict[str, Any] = {
         "domain": domain,
         "release": release,
         "policy": policy,
         "drafter": drafter,
         "verifier": verifier,
-        "days": days,
     }
+    if series:
+        _show_series(query, days, bucket, url, json_, csv_)
+        return
+    query["days"] = days
 
     def direct(database: "Database") -> dict[str, Any]:
         from adaptive_spec.serving import views
@@ -54,11 +63,11 @@ def stats(
         "tokens_per_second",
         "divergence_share",
     )
-    show(found, found["domains"], columns, json_)
+    show(found, found["domains"], columns, json_, csv_)
 
 
 @app.command()
-def domains(url: Url = None, json_: Json = False) -> None:
+def domains(url: Url = None, json_: Json = False, csv_: Csv = False) -> None:
     """Every domain seen so far."""
 
     def direct(database: "Database") -> dict[str, Any]:
@@ -67,11 +76,11 @@ def domains(url: Url = None, json_: Json = False) -> None:
         return views.domains(database)
 
     found = ask(url, "/api/domains", {}, direct)
-    show(found, [{"domain": name} for name in found["domains"]], ("domain",), json_)
+    show(found, [{"domain": name} for name in found["domains"]], ("domain",), json_, csv_)
 
 
 @app.command()
-def runs(limit: Limit = 20, url: Url = None, json_: Json = False) -> None:
+def runs(limit: Limit = 20, url: Url = None, json_: Json = False, csv_: Csv = False) -> None:
     """The latest training runs."""
 
     def direct(database: "Database") -> dict[str, Any]:
@@ -89,7 +98,7 @@ def runs(limit: Limit = 20, url: Url = None, json_: Json = False) -> None:
         for run in found["runs"]
     ]
     columns = ("id", "trigger", "state", "created_at", "finished_at", "progress", "own_adapters", "release", "error")
-    show(found, rows, columns, json_)
+    show(found, rows, columns, json_, csv_)
 
 
 @app.command()
@@ -98,6 +107,7 @@ def events(
     kind: Annotated[str | None, typer.Option(help="Only this kind.")] = None,
     url: Url = None,
     json_: Json = False,
+    csv_: Csv = False,
 ) -> None:
     """What the service did and what befell it."""
 
@@ -107,11 +117,11 @@ def events(
         return views.events(database, limit=limit, kind=kind)
 
     found = ask(url, "/api/events", {"limit": limit, "kind": kind}, direct)
-    show(found, found["events"], ("at", "kind", "domain", "release", "detail"), json_)
+    show(found, found["events"], ("at", "kind", "domain", "release", "detail"), json_, csv_)
 
 
 @app.command()
-def drift(url: Url = None, json_: Json = False) -> None:
+def drift(url: Url = None, json_: Json = False, csv_: Csv = False) -> None:
     """Acceptance and calibration as drift detection sees them, and when they last changed."""
 
     def direct(database: "Database") -> dict[str, Any]:
@@ -126,7 +136,7 @@ def drift(url: Url = None, json_: Json = False) -> None:
 
     found = ask(url, "/api/drift", {}, direct)
     columns = ("domain", "drafter", "verifier", "stream", "release", "mean", "num_steps", "last_drift")
-    show(found, found["streams"], columns, json_)
+    show(found, found["streams"], columns, json_, csv_)
 
 
 @app.command()
@@ -183,6 +193,7 @@ def risk(
     samples: Annotated[int, typer.Option(min=1, help="How many resamplings.")] = 200,
     seed: Annotated[int, typer.Option(help="Seed of the resamplings.")] = 0,
     json_: Json = False,
+    csv_: Csv = False,
 ) -> None:
     """How often verifiers' thresholds calibrated on the recorded traffic exceed the divergence budget."""
     from adaptive_spec.bench.progress import Teller
@@ -209,4 +220,33 @@ def risk(
         "tokens_per_step_exact",
         "num_requests",
     )
-    show({"domains": rows}, rows, columns, json_)
+    show({"domains": rows}, rows, columns, json_, csv_)
+
+
+def _show_series(
+    about: dict[str, Any], days: float | None, bucket: str | None, url: str | None, as_json: bool, as_csv: bool
+) -> None:
+    if bucket not in (None, "minute", "hour", "day"):
+        raise typer.BadParameter("A bucket is a minute, an hour or a day.")
+    since = None if days is None else datetime.now(UTC) - timedelta(days=days)
+
+    def direct(database: "Database") -> dict[str, Any]:
+        from adaptive_spec.serving import views
+
+        return views.series(database, **about, since=since, bucket=bucket)  # type: ignore[arg-type]
+
+    query = {**about, "since": since.isoformat() if since else None, "bucket": bucket}
+    found = ask(url, "/api/series", query, direct)
+    columns = (
+        "start",
+        "num_requests",
+        "num_spec_steps",
+        "num_draft_tokens",
+        "num_accepted_draft_tokens",
+        "num_emitted_tokens",
+        "draft_acceptance_rate",
+        "mean_acceptance_length",
+        "tokens_per_second",
+        "divergence_share",
+    )
+    show(found, found["buckets"], columns, as_json, as_csv)

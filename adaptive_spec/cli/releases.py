@@ -7,7 +7,7 @@ import typer
 
 from adaptive_spec.cli.apps import app, releases_app
 from adaptive_spec.cli.asking import ask, service_at
-from adaptive_spec.cli.options import Json, Limit, Token, Url, Version
+from adaptive_spec.cli.options import Csv, Json, Limit, Token, Url, Version
 from adaptive_spec.cli.output import say, show
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ GATE_FIGURES = (
 
 
 @releases_app.callback()
-def releases(ctx: typer.Context, url: Url = None, json_: Json = False) -> None:
+def releases(ctx: typer.Context, url: Url = None, json_: Json = False, csv_: Csv = False) -> None:
     """All releases and which is live."""
     if ctx.invoked_subcommand is not None:
         return
@@ -41,13 +41,12 @@ def releases(ctx: typer.Context, url: Url = None, json_: Json = False) -> None:
 
     found = ask(url, "/api/releases", {}, direct)
     rows = [{**row, "gate": verdict(row.get("report") or {})} for row in found["releases"]]
-    show(found, rows, ("version", "state", "gate", "parent", "created_at", "folder"), json_)
-    if not json_:
+    if show(found, rows, ("version", "state", "gate", "parent", "created_at", "folder"), json_, csv_):
         typer.echo(f"Live: release {found['live']}")
 
 
 @releases_app.command("status")
-def releases_status(url: Url = None, json_: Json = False) -> None:
+def releases_status(url: Url = None, json_: Json = False, csv_: Csv = False) -> None:
     """Every process of the service, the release that it runs, and which one leads."""
 
     def direct(database: "Database") -> dict[str, Any]:
@@ -58,8 +57,7 @@ def releases_status(url: Url = None, json_: Json = False) -> None:
 
     found = ask(url, "/api/decoders", {}, direct)
     columns = ("id", "host", "pid", "role", "url", "release", "state", "age_seconds", "started_at", "version")
-    show(found, found["decoders"], columns, json_)
-    if not json_:
+    if show(found, found["decoders"], columns, json_, csv_):
         typer.echo(f"Live: release {found['live']}")
 
 
@@ -72,6 +70,7 @@ def releases_canary(
     url: Url = None,
     token: Token = "",
     json_: Json = False,
+    csv_: Csv = False,
 ) -> None:
     """The release on trial and how it does, and past trials; or end the trial."""
     if promote and abort:
@@ -89,20 +88,19 @@ def releases_canary(
 
     found = ask(url, "/api/canary", {"limit": limit}, direct)
     columns = ("release", "live", "share", "state", "started_at", "ended_at", "reason")
-    show(found, found["canaries"], columns, json_)
-    if not json_ and found["running"]:
+    if show(found, found["canaries"], columns, json_, csv_) and found["running"]:
         from adaptive_spec.serving.canaries import told
 
         typer.echo(told(found["running"]))
 
 
 @releases_app.command("show")
-def releases_show(version: Version, url: Url = None, json_: Json = False) -> None:
+def releases_show(version: Version, url: Url = None, json_: Json = False, csv_: Csv = False) -> None:
     """What the gate asked of a release and what it found, check by check and domain by domain."""
     found = _release(url, version)
     gate = found["gate"]
-    show(found, [{**c, "passed": "yes" if c["passed"] else "NO"} for c in gate.get("checks", [])], CHECKS, json_)
-    if json_:
+    checks = [{**c, "passed": "yes" if c["passed"] else "NO"} for c in gate.get("checks", [])]
+    if not show(found, checks, CHECKS, json_, csv_):
         return
     if gate.get("domains"):
         show(found, gate["domains"], GATE_FIGURES, False)
@@ -112,7 +110,7 @@ def releases_show(version: Version, url: Url = None, json_: Json = False) -> Non
 
 
 @releases_app.command("diff")
-def releases_diff(first: Version, second: Version, url: Url = None, json_: Json = False) -> None:
+def releases_diff(first: Version, second: Version, url: Url = None, json_: Json = False, csv_: Csv = False) -> None:
     """What differs between two releases: thresholds, provenance, and what the gate said."""
     from adaptive_spec.releases.difference import differences
 
@@ -121,7 +119,7 @@ def releases_diff(first: Version, second: Version, url: Url = None, json_: Json 
         {"field": f"{row['part']}: {row['path']}", str(first): row["before"], str(second): row["after"]}
         for row in found
     ]
-    show({"differences": found}, rows, None, json_)
+    show({"differences": found}, rows, None, json_, csv_)
 
 
 @releases_app.command("publish")

@@ -10,7 +10,7 @@ import typer
 
 from adaptive_spec.cli.apps import traces_app
 from adaptive_spec.cli.asking import ask, service_at, tell, trace_store
-from adaptive_spec.cli.options import Domain, Json, Token, Url
+from adaptive_spec.cli.options import Csv, Domain, Json, Token, Url
 from adaptive_spec.cli.output import say, show
 from adaptive_spec.errors import RecordsError
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @traces_app.callback()
-def traces(ctx: typer.Context, domain: Domain = None, url: Url = None, json_: Json = False) -> None:
+def traces(ctx: typer.Context, domain: Domain = None, url: Url = None, json_: Json = False, csv_: Csv = False) -> None:
     """What is stored of each domain to learn from, and what was dropped and why."""
     if ctx.invoked_subcommand is not None:
         return
@@ -41,7 +41,7 @@ def traces(ctx: typer.Context, domain: Domain = None, url: Url = None, json_: Js
         "oldest",
         "newest",
     )
-    show(found, found["domains"], columns, json_)
+    show(found, found["domains"], columns, json_, csv_)
 
 
 @traces_app.command("delete")

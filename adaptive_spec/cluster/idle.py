@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 from adaptive_spec.core import Release, Request
 from adaptive_spec.decoding.budget import Budget
 from adaptive_spec.decoding.engine import Pauses
+from adaptive_spec.decoding.overrides import Overrides
 from adaptive_spec.errors import UnavailableError
 from adaptive_spec.models.weights import LoadedRelease
 
@@ -46,6 +47,10 @@ class IdleEngine:
     def end_canary(self, promote: bool) -> NoReturn:
         """Refuse: no request gets a release on trial here."""
         raise UnavailableError("This process only trains; no release is on trial in it.")
+
+    def override(self, overrides: Overrides) -> "Future[None]":
+        """Pass over thresholds that a person has set: nothing is drafted here."""
+        return _done(None)
 
     def call(self, job: Callable[[], Any]) -> "Future[Any]":
         """Pass over what is meant for a decoder's thread."""

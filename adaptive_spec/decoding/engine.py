@@ -20,6 +20,7 @@ from adaptive_spec.decoding.budget import Budget
 from adaptive_spec.decoding.decoder import Decoder
 from adaptive_spec.decoding.failures import failure, is_out_of_memory
 from adaptive_spec.decoding.listeners import Listeners
+from adaptive_spec.decoding.overrides import Overrides
 from adaptive_spec.decoding.queue import FairQueue
 from adaptive_spec.decoding.slot import Delta, Slot, Usage, undecoded
 from adaptive_spec.decoding.stream import Choice, Stream
@@ -206,6 +207,10 @@ class Engine:
             return self.pauses.last_seconds
 
         return self.call(timed)
+
+    def override(self, overrides: Overrides) -> "Future[None]":
+        """Draft under these overrides, and no others, from the next step on."""
+        return self.call(lambda: setattr(self.decoder.lineup, "overrides", overrides))
 
     def measure_cost(self, key: str, repeats: int = 5) -> CostModel:
         """Measure what steps of this engine cost, by the number of rows; while no request is decoded."""

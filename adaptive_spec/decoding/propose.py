@@ -162,7 +162,8 @@ class Proposer:
         everyone = self._random.random() < self._explore_share(cost)
         nobody = not everyone and cost is not None and self._random.random() < self.settings.explore_share
         rooms = [self._room(slot, nobody) for slot in slots]
-        matches = [self._match(slot, room) for slot, room in zip(slots, rooms, strict=True)]
+        limits = rooms if everyone else [self._limit(slot, room) for slot, room in zip(slots, rooms, strict=True)]
+        matches = [self._match(slot, limit) for slot, limit in zip(slots, limits, strict=True)]
         if not everyone:
             matches = self._worth_verifying(slots, matches, cost)
         plan = _Plan([], matches, [], [])
@@ -184,6 +185,13 @@ class Proposer:
             return 0
         return max(0, min(self.settings.max_chain_length if fixed is None else fixed, slot.tokens_left - 1))
 
+    def _limit(self, slot: Slot, room: int) -> int:
+        """The room under the limit that a person has set for the domain; a request's own length goes before it."""
+        override = self.lineup.overrides.of(slot.request.domain)
+        if override is None or override.max_chain_length is None or slot.request.params.chain_length is not None:
+            return room
+        return min(room, override.max_chain_length)
+
     def _worth_verifying(self, slots: list[Slot], matches: list[Match], cost: StepCost | None) -> list[Match]:
         """The matches, cut to the length that pays.
 
@@ -202,12 +210,17 @@ class Proposer:
 
     def floors(self, slot: Slot, room: int, cost: StepCost | None, rows: int) -> tuple[float, ...]:
         """What the reach of a row must be before each further token, of ``room`` at most; empty: it does not draft."""
-        survival = self._survival(slot)
-        if self.settings.policy == "stopping" and cost and survival:
+        survival, room = self._survival(slot), self._limit(slot, room)
+        if self._stops_optimally(slot) and cost and survival:
             floors = stopping_floors(survival, cost, room)
         else:
-            floors = threshold_floors(slot.release.for_domain(slot.request.domain).lengths_at(rows), room)
+            floors = threshold_floors(self.lineup.thresholds_of(slot).lengths_at(rows), room)
         return floors if floors and floors[0] <= 1 else ()  # every chain begins at reach 1
+
+    def _stops_optimally(self, slot: Slot) -> bool:
+        """Whether the setting asks for it, and no threshold stands in its place that a person has set."""
+        override = self.lineup.overrides.of(slot.request.domain)
+        return self.settings.policy == "stopping" and (override is None or override.stop_below is None)
 
     def reach_after(self, reach: Tensor, tops: Tensor, scaling: Tensor) -> Tensor:
         """The reach after a token of which the draft was so sure.
@@ -284,7 +297,7 @@ class Proposer:
         """Let the draft model propose, token by token, for the rows that have floors."""
         device, width = self._device, chains.ids.shape[1]
         above = on_device([[*row, *[NEVER] * (width - len(row))] for row in floors], device)
-        chosen = [slot.release.for_domain(slot.request.domain) for slot in slots]
+        chosen = [self.lineup.thresholds_of(slot) for slot in slots]
         scalings = [
             [each.temperature, each.offset + each.warmth * slot.request.params.warmth]
             for each, slot in zip(chosen, slots, strict=True)

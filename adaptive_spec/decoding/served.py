@@ -1,12 +1,13 @@
 """The releases that a decoder runs: the live one and, while there is one, a canary beside it.
 
 A request's id and the canary's version decide by hash which of the two drafts for it, so any decoder decides alike and
-every canary asks other requests.  Of the engine's thread.
+every canary asks other requests.  Of the engine's thread.  Thresholds that a person has set lie above those of either.
 """
 
 from hashlib import blake2b
 
-from adaptive_spec.core import Release
+from adaptive_spec.core import Release, Thresholds
+from adaptive_spec.decoding.overrides import Overrides
 from adaptive_spec.decoding.slot import Slot
 from adaptive_spec.drafting.memory import Survivals
 from adaptive_spec.errors import ReleaseError
@@ -40,6 +41,7 @@ class Lineup:
         self.canary: Served | None = None
         self.share = 0.0
         self.wire: TripWire | None = None
+        self.overrides = Overrides()
 
     @property
     def releases(self) -> tuple[Release, ...]:
@@ -59,6 +61,11 @@ class Lineup:
     def draft_of(self, slot: Slot) -> Draft:
         """The draft that proposes for a row."""
         return self.of(slot.release).drafts.of(slot.adapter)
+
+    def thresholds_of(self, slot: Slot) -> Thresholds:
+        """The numbers that a row is drafted under: its release's, or what a person has set in their place."""
+        thresholds, override = slot.release.for_domain(slot.request.domain), self.overrides.of(slot.request.domain)
+        return thresholds if override is None else override.over(thresholds)
 
     def swap(self, drafts: Drafts) -> None:
         """Put a release live.  A canary of the same version has come to its end."""

@@ -48,6 +48,13 @@ def list_calibrations(database: Database, domain: str | None = None, limit: int 
         return [_record(row) for row in session.scalars(query)]
 
 
+def calibrations_of(database: Database, release: int) -> dict[str, CalibrationRecord]:
+    """Return the last calibration of a release by domain."""
+    query = select(CalibrationRow).where(CalibrationRow.release == release).order_by(CalibrationRow.id)
+    with database.session_scope(read_only=True) as session:
+        return {row.domain: _record(row) for row in session.scalars(query)}
+
+
 def thresholds_of(database: Database, release: int, parents: Mapping[int, int | None]) -> dict[str, Thresholds]:
     """Return the thresholds of a release by domain; what it was not calibrated for it has from its parents.
 

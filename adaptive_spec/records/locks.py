@@ -10,4 +10,5 @@ class LockKey(IntEnum):
     UPGRADE = 7_214_031_905  # held by the one process that migrates
     NUMBER = 7_214_031_906  # shared while rows are numbered, exclusive to learn which numbers are all there
     RUNS = 7_214_031_907  # held while a run is begun or claimed
+    OVERRIDES = 7_214_031_909  # held while thresholds are set by hand
     LEAD = 7_214_031_908  # held by the process that leads, for as long as its session lives

@@ -10,16 +10,16 @@ Every row is in a minute, an hour and a day at once: deleting the finer ones lat
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import product
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, String, case, func, literal_column, select, update
+from sqlalchemy import ColumnElement, Row, case, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from adaptive_spec.records.database import Database
-from adaptive_spec.records.spans import SPANS, Rollup, floor
+from adaptive_spec.records.spans import SPANS, Rollup, begun, floor, parsed
 from adaptive_spec.records.tables import RequestCountRow, RequestRollupRow, RequestRow, RollupStateRow, StepRollupRow
 from adaptive_spec.records.tables import StepRow as Steps
 
@@ -100,7 +100,7 @@ def _roll_up_steps(database: Database, newest: int) -> tuple[int, int]:
 
 
 def _step_sums(database: Database, session: Session, batch: Iterable[ColumnElement[bool]]) -> list[dict[str, Any]]:
-    minute = _minute(database)
+    minute = begun(Steps.at, "minute", is_sqlite=database.is_sqlite)
     key = [getattr(Steps, name) for name in (*_SLICE, *_OUTCOME)]
     columns = [value.label(name) for name, value in STEP_SUMS.items()]
     query = select(minute.label("minute"), *key, *columns).where(*batch).group_by(minute, *key)
@@ -111,7 +111,7 @@ def _by_span(rows: Iterable[Row[Any]], key: tuple[str, ...], sums: tuple[str, ..
     """Rows of minutes as rows of every span."""
     found: dict[tuple[Any, ...], list[Any]] = {}
     for row in rows:
-        minute = datetime.strptime(row.minute, "%Y-%m-%d %H:%M").replace(tzinfo=UTC)
+        minute = parsed(row.minute, "minute")
         kind, values = tuple(getattr(row, name) for name in key), [getattr(row, name) for name in sums]
         for span in SPANS:
             place = (span, floor(minute, span), *kind)
@@ -191,11 +191,3 @@ def _add(database: Database, session: Session, table: Rollup, rows: list[dict[st
     statement = insert.on_conflict_do_update(index_elements=key, set_=sums)
     for begin in range(0, len(rows), _BATCH_ROWS):
         session.connection().execute(statement, rows[begin : begin + _BATCH_ROWS])
-
-
-def _minute(database: Database) -> ColumnElement[str]:
-    """The minute of a step's time as text, alike on both databases."""
-    if database.is_sqlite:
-        return func.substr(Steps.at, literal_column("1"), literal_column("16"), type_=String())
-    there = func.timezone(literal_column("'UTC'"), Steps.at)
-    return func.to_char(there, literal_column("'YYYY-MM-DD HH24:MI'"), type_=String())

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
-from sqlalchemy import ColumnElement, and_, or_
+from sqlalchemy import ColumnElement, String, and_, func, literal_column, or_
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from adaptive_spec.records.tables import RequestCountRow, RequestRollupRow, RollupStateRow, StepRollupRow
@@ -21,7 +21,12 @@ _ZEROED: dict[Span, dict[str, int]] = {
     "hour": {"minute": 0, "second": 0, "microsecond": 0},
     "day": {"hour": 0, "minute": 0, "second": 0, "microsecond": 0},
 }
-_LENGTHS = {"minute": timedelta(minutes=1), "hour": timedelta(hours=1), "day": timedelta(days=1)}
+LENGTHS = {"minute": timedelta(minutes=1), "hour": timedelta(hours=1), "day": timedelta(days=1)}
+_TEXTS: dict[Span, tuple[int, str, str]] = {  # of its beginning: characters of SQLite's text, PostgreSQL's, Python's
+    "minute": (16, "YYYY-MM-DD HH24:MI", "%Y-%m-%d %H:%M"),
+    "hour": (13, "YYYY-MM-DD HH24", "%Y-%m-%d %H"),
+    "day": (10, "YYYY-MM-DD", "%Y-%m-%d"),
+}
 _EVER = datetime.min.replace(tzinfo=UTC)
 
 Rollup = type[StepRollupRow] | type[RequestCountRow] | type[RequestRollupRow]
@@ -85,7 +90,26 @@ def floor(at: datetime, span: Span) -> datetime:
 def ceil(at: datetime, span: Span) -> datetime:
     """Return the first beginning of a span at or after a time."""
     begun = floor(at, span)
-    return begun if begun == at else begun + _LENGTHS[span]
+    return begun if begun == at else begun + LENGTHS[span]
+
+
+def begun(at: InstrumentedAttribute[datetime], span: Span, *, is_sqlite: bool) -> ColumnElement[str]:
+    """When the span began in which a time lies, as text that ``parsed`` reads, alike on both databases."""
+    length, there, _ = _TEXTS[span]
+    if is_sqlite:
+        return func.substr(at, literal_column("1"), literal_column(str(length)), type_=String())
+    return func.to_char(func.timezone(literal_column("'UTC'"), at), literal_column(f"'{there}'"), type_=String())
+
+
+def parsed(text: str, span: Span) -> datetime:
+    """Read what ``begun`` gives."""
+    return datetime.strptime(text, _TEXTS[span][2]).replace(tzinfo=UTC)
+
+
+def kept_since(session: Session) -> dict[Span, datetime]:
+    """Return from when on rollups of each span are all there."""
+    state = session.get(RollupStateRow, 1) or RollupStateRow(id=1, last_step=0)
+    return {"minute": state.minutes_since or _EVER, "hour": state.hours_since or _EVER, "day": _EVER}
 
 
 def window(session: Session, since: datetime | None) -> Window:
@@ -96,7 +120,7 @@ def window(session: Session, since: datetime | None) -> Window:
     state = session.get(RollupStateRow, 1) or RollupStateRow(id=1, last_step=0)
     if since is None:
         return Window(None, None, state.last_step, (Piece("day", None, None),))
-    kept = {"minute": state.minutes_since or _EVER, "hour": state.hours_since or _EVER, "day": _EVER}
+    kept = kept_since(session)
     start = since.astimezone(UTC)
     if start < (state.steps_since or _EVER):
         start = next(begun for span in SPANS if (begun := floor(start, span)) >= kept[span])

@@ -14,7 +14,8 @@ from sqlalchemy import Executable, Row, and_, case, distinct, false, func, selec
 from sqlalchemy.orm import aliased
 
 from adaptive_spec.records.database import Database
-from adaptive_spec.records.rollups import ANY, ANY_RELEASE, STEP_SUMS
+from adaptive_spec.records.rollups import STEP_SUMS
+from adaptive_spec.records.slices import Slice
 from adaptive_spec.records.spans import Window, window
 from adaptive_spec.records.tables import RequestCountRow, RequestRollupRow, RequestRow, StepRollupRow, StepRow
 
@@ -85,42 +86,6 @@ class _Sums:
             self.accepted[position] += num_steps
 
 
-@dataclass(frozen=True, slots=True)
-class _Slice:
-    """What a query is about; None: all."""
-
-    domain: str | None
-    release: int | None
-    policy: str | None
-    drafter: str | None
-    verifier: str | None
-
-    def of(self, table: Any, *names: str) -> list[Any]:
-        """The conditions on these columns."""
-        wanted = {name: getattr(self, name) for name in names}
-        return [getattr(table, name) == value for name, value in wanted.items() if value is not None]
-
-    def of_steps(self, table: Any) -> list[Any]:
-        return self.of(table, "domain", "release", "policy", "drafter", "verifier")
-
-    def of_counts(self) -> list[Any]:
-        """The kind of step by which requests are counted."""
-        counts = RequestCountRow
-        return [
-            *self.of(counts, "domain", "policy"),
-            counts.release == (ANY_RELEASE if self.release is None else self.release),
-            counts.drafter == (ANY if self.drafter is None else self.drafter),
-            counts.verifier == (ANY if self.verifier is None else self.verifier),
-        ]
-
-    def of_requests(self) -> list[Any]:
-        """Raw requests, of which the release is the only one."""
-        conditions = self.of(RequestRow, "domain", "policy")
-        if self.release is not None:
-            conditions += [RequestRow.first_release == self.release, RequestRow.last_release == self.release]
-        return conditions
-
-
 @dataclass(slots=True)
 class _Requests:
     """Running totals of one domain's finished requests."""
@@ -157,7 +122,7 @@ def domain_statistics(
             whole requests all the same.
         verifier: only steps that were judged by it; the same holds.
     """
-    about = _Slice(domain, release, policy, drafter, verifier)
+    about = Slice(domain, release, policy, drafter, verifier)
     sums: dict[str, _Sums] = defaultdict(_Sums)
     num_requests: Counter[str] = Counter()
     finished: dict[str, _Requests] = defaultdict(_Requests)
@@ -180,32 +145,7 @@ def domain_statistics(
     ]
 
 
-def request_series(database: Database, domain: str | None = None, limit: int = 500) -> list[dict[str, Any]]:
-    """Return the newest finished requests, oldest first: request_id, domain, finished_at, mean_acceptance_length,
-    releases.  Requests without a drafted token are left out."""
-    query = (
-        select(RequestRow)
-        .where(RequestRow.num_draft_tokens > 0)
-        .order_by(RequestRow.finished_at.desc(), RequestRow.request_id.desc())
-        .limit(limit)
-    )
-    if domain is not None:
-        query = query.where(RequestRow.domain == domain)
-    with database.session_scope(read_only=True) as session:
-        rows = list(session.scalars(query))
-    return [
-        {
-            "request_id": row.request_id,
-            "domain": row.domain,
-            "finished_at": row.finished_at,
-            "mean_acceptance_length": 1 + row.num_accepted_draft_tokens / max(1, row.num_steps),
-            "releases": list(row.releases),
-        }
-        for row in reversed(rows)
-    ]
-
-
-def _step_sums(about: _Slice, seen: Window) -> Iterator[Executable]:
+def _step_sums(about: Slice, seen: Window) -> Iterator[Executable]:
     """Queries that give rows of ``_Sums``, each of other steps."""
     for conditions in _raw_steps(seen):
         raw = [value.label(name) for name, value in STEP_SUMS.items()]
@@ -226,7 +166,7 @@ def _raw_steps(seen: Window, table: Any = StepRow) -> Iterator[list[Any]]:
         yield [table.id <= seen.last_step, *seen.edge(table.at)]
 
 
-def _request_counts(about: _Slice, seen: Window) -> Iterator[Executable]:
+def _request_counts(about: Slice, seen: Window) -> Iterator[Executable]:
     """Queries that count requests with such steps, each of other requests.
 
     A request belongs to its last such step that is rolled up; to those that are not, if it has none.
@@ -248,7 +188,7 @@ def _request_counts(about: _Slice, seen: Window) -> Iterator[Executable]:
     )
 
 
-def _finished(about: _Slice, seen: Window) -> Iterator[Executable]:
+def _finished(about: Slice, seen: Window) -> Iterator[Executable]:
     """Queries that give rows of ``_Requests``, each of other requests."""
     raw, timed = RequestRow, RequestRow.decode_seconds > 0
     columns = (

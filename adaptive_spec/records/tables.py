@@ -403,6 +403,18 @@ class CalibrationRow(Base):
     __table_args__ = (Index(None, "domain", "id"),)
 
 
+class ThresholdOverrideRow(Base):
+    """Numbers that a person has set for a domain, until they end; by the database's clock."""
+
+    __tablename__ = "threshold_overrides"
+
+    domain: Mapped[str] = mapped_column(String, primary_key=True)
+    numbers: Mapped[dict[str, Any]]  # those of a ThresholdOverride that are set
+    reason: Mapped[str]
+    begun_at: Mapped[datetime]
+    until: Mapped[datetime]
+
+
 class CostRow(Base):
     """What steps cost, under the key that says what for."""
 

@@ -8,12 +8,13 @@ from starlette.types import ASGIApp
 from adaptive_spec.errors import SettingsError
 from adaptive_spec.serving.access import AccessLog, HttpMetrics
 from adaptive_spec.serving.control import control_router
+from adaptive_spec.serving.dashboard.actions import actions_router
+from adaptive_spec.serving.dashboard.pages import pages_router
 from adaptive_spec.serving.gates import behind_gates
 from adaptive_spec.serving.health import health_router
 from adaptive_spec.serving.metrics import metrics_router, registry_of
 from adaptive_spec.serving.openai import openai_router
 from adaptive_spec.serving.origins import is_loopback
-from adaptive_spec.serving.page import page_router
 from adaptive_spec.serving.ports import Service
 from adaptive_spec.serving.problems import add_handlers
 from adaptive_spec.serving.tokens import TokenFile
@@ -38,7 +39,7 @@ def create_app(service: Service) -> FastAPI:
     answers = HttpMetrics()
     app = _App(service, answers, title="adaptive-spec", docs_url=None, redoc_url=None)
     add_handlers(app)
-    for router in (openai_router, control_router, health_router, page_router):
+    for router in (openai_router, control_router, health_router, pages_router, actions_router):
         app.include_router(router(service))
     app.include_router(metrics_router(registry_of(service, answers)))
     return app

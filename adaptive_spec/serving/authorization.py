@@ -62,7 +62,8 @@ def _refused(token: Token | None, needed: str, path: str) -> Response:
     if token is not None:
         return refusal(403, f"The token {token.name} has not the scope {needed}. Use one that has.")
     # Browsers ask for a password when they may; theirs is the token, under any user name.
-    scheme = 'Basic realm="adaptive-spec", charset="UTF-8"' if path == "/" else "Bearer"
+    is_page = not path.startswith(("/api/", "/v1/", "/metrics"))
+    scheme = 'Basic realm="adaptive-spec", charset="UTF-8"' if is_page else "Bearer"
     return refusal(
         401,
         f"This route needs the service's token, or one with the scope {needed}: send `Authorization: Bearer TOKEN`. "

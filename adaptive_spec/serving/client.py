@@ -45,9 +45,13 @@ class Client:
         """POST a control route."""
         return self._json(path, body)
 
-    def delete(self, path: str) -> dict[str, Any]:
+    def put(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """PUT a control route."""
+        return self._json(path, body, "PUT")
+
+    def delete(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """DELETE a control route."""
-        return self._json(path, None, "DELETE")
+        return self._json(path, body, "DELETE")
 
     def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """POST a completion route and yield its server-sent events."""

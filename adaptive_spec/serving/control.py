@@ -3,59 +3,30 @@
 Who may call them, and from where, ``authorization`` and ``origins`` have seen to before.
 """
 
-from typing import Annotated, Any, Literal
+from datetime import datetime
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
-from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
+from adaptive_spec.core import ThresholdOverride
 from adaptive_spec.errors import ReleaseError
+from adaptive_spec.records.spans import Span
 from adaptive_spec.serving import views
-from adaptive_spec.serving.bodies import Text
+from adaptive_spec.serving.orders import (
+    CalibrateBody,
+    CanaryBody,
+    ClearBody,
+    OverrideBody,
+    PublishBody,
+    RetrainBody,
+    RollbackBody,
+)
 from adaptive_spec.serving.ports import Service
+from adaptive_spec.serving.thresholds import no_override, override_view, thresholds_view
 
 Limit = Annotated[int, Query(ge=1, le=10_000)]
 Days = Annotated[float | None, Query(ge=0, le=36_500)]
-Words = Annotated[Text, Field(pattern=r"^[^\x00]*$")]  # what databases can store
-
-
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class RetrainBody(_Body):
-    """Why the run is asked for; ``force``: also with too little data; ``resume``: go on with the interrupted one."""
-
-    trigger: Words = Field(default="person", min_length=1, max_length=64)
-    resume: bool = False
-    force: bool = False
-
-
-class CalibrateBody(_Body):
-    """Which domain to refit; None: all."""
-
-    domain: Words | None = None
-
-
-class RollbackBody(_Body):
-    """Which release to put live; None: the parent of the live one."""
-
-    to: int | None = Field(default=None, ge=0)
-    reason: Words = Field(default="asked for", max_length=500)
-
-
-class CanaryBody(_Body):
-    """What becomes of the release on trial."""
-
-    action: Literal["promote", "abort"]
-    reason: Words = Field(default="asked for", max_length=500)
-
-
-class PublishBody(_Body):
-    """Why this release goes live; ``force``: also over the gate's refusal, and then a reason is needed."""
-
-    reason: Words = Field(default="", max_length=500)
-    force: bool = False
 
 
 def control_router(service: Service) -> APIRouter:
@@ -93,8 +64,27 @@ def _reads(service: Service) -> APIRouter:
         )
 
     @router.get("/series")
-    def series(domain: str | None = None, limit: Limit = 500) -> dict[str, Any]:
-        return views.series(service.database, domain=domain, limit=limit)
+    def series(
+        domain: str | None = None,
+        release: int | None = None,
+        policy: str | None = None,
+        drafter: str | None = None,
+        verifier: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        bucket: Span | None = None,
+    ) -> dict[str, Any]:
+        return views.series(
+            service.database,
+            domain=domain,
+            release=release,
+            policy=policy,
+            drafter=drafter,
+            verifier=verifier,
+            since=since,
+            until=until,
+            bucket=bucket,
+        )
 
     @router.get("/runs")
     def runs(limit: Limit = 20) -> dict[str, Any]:
@@ -148,7 +138,7 @@ def _reads(service: Service) -> APIRouter:
 
     @router.get("/thresholds")
     def thresholds() -> dict[str, Any]:
-        return views.thresholds(service.engine.release)
+        return thresholds_view(service.database, service.engine.release)
 
     return router
 
@@ -180,6 +170,17 @@ def _writes(service: Service) -> APIRouter:
     def publish(version: int, body: PublishBody | None = None) -> dict[str, int]:
         wanted = body or PublishBody()
         return {"live": service.publish(version, wanted.reason, force=wanted.force)}
+
+    @router.put("/thresholds/{domain:path}")
+    def override(domain: str, body: OverrideBody) -> dict[str, Any]:
+        numbers = ThresholdOverride(**body.model_dump(exclude={"reason", "hours"}))
+        return override_view(service.override_thresholds(domain, numbers, body.reason, body.hours))
+
+    @router.delete("/thresholds/{domain:path}")
+    def clear_override(domain: str, body: ClearBody | None = None) -> dict[str, Any]:
+        if not service.clear_override(domain, (body or ClearBody()).reason):
+            raise HTTPException(404, no_override(domain))
+        return {"cleared": domain}
 
     @router.delete("/traces/{request_id}")
     def forget(request_id: str) -> dict[str, Any]:

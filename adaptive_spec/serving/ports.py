@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from adaptive_spec.calibration.watch import StreamState
-from adaptive_spec.core import Release, Request
+from adaptive_spec.core import Release, Request, ThresholdOverride
 from adaptive_spec.decoding.budget import Budget
 from adaptive_spec.errors import AdaptiveSpecError
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.drops import Reason
+from adaptive_spec.records.overrides import OverrideRecord
 from adaptive_spec.records.retention import Forgotten
 from adaptive_spec.settings import Settings
 from adaptive_spec.telemetry.telemetry import Telemetry
@@ -186,6 +187,14 @@ class Service(Protocol):
 
     def publish(self, version: int, reason: str, *, force: bool = False) -> int:
         """Put the named release live and return its version; raises ReleaseError when it may not."""
+
+    def override_thresholds(
+        self, domain: str, override: ThresholdOverride, reason: str, hours: float | None = None
+    ) -> OverrideRecord:
+        """Set thresholds of a domain by hand; raises RequestError."""
+
+    def clear_override(self, domain: str, reason: str) -> bool:
+        """Give a domain its release's thresholds back; False when no override is in force."""
 
     def forget(self, request_id: str) -> Forgotten:
         """Delete what is stored of a request's text."""

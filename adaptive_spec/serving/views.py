@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from adaptive_spec.calibration.watch import StreamState
-from adaptive_spec.core import Release
 from adaptive_spec.decoding.budget import Budget
 from adaptive_spec.errors import ReleaseError, RunError
 from adaptive_spec.records import calibrations as calibration_records
@@ -24,6 +23,9 @@ from adaptive_spec.records import runs as run_records
 from adaptive_spec.records import statistics
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.drifts import DRIFT, drift_counts
+from adaptive_spec.records.series import time_series
+from adaptive_spec.records.slices import Slice
+from adaptive_spec.records.spans import Span
 from adaptive_spec.records.trace_statistics import trace_statistics
 from adaptive_spec.releases.bundle import read_description
 
@@ -66,9 +68,26 @@ def stats(
     return {"domains": plain(rows)}
 
 
-def series(database: Database, *, domain: str | None = None, limit: int = 500) -> dict[str, Any]:
-    """Acceptance per finished request, in order of time."""
-    return {"requests": plain(statistics.request_series(database, domain=domain, limit=limit))}
+def series(
+    database: Database,
+    *,
+    domain: str | None = None,
+    release: int | None = None,
+    policy: str | None = None,
+    drafter: str | None = None,
+    verifier: str | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    bucket: Span | None = None,
+) -> dict[str, Any]:
+    """The same over time, a row per bucket; times without a zone are UTC.
+
+    Raises:
+        RequestError: there would be nothing or too much.
+    """
+    about = Slice(domain, release, policy, drafter, verifier)
+    found: dict[str, Any] = plain(time_series(database, about, since=_aware(since), until=_aware(until), bucket=bucket))
+    return found
 
 
 def runs(database: Database, *, limit: int = 20) -> dict[str, Any]:
@@ -187,10 +206,5 @@ def calibrations(database: Database, *, domain: str | None = None, limit: int = 
     return {"calibrations": plain(calibration_records.list_calibrations(database, domain, limit))}
 
 
-def thresholds(release: Release) -> dict[str, Any]:
-    """The numbers the decoder uses now, and those of a domain without its own."""
-    return {
-        "release": release.version,
-        "thresholds": plain(release.thresholds),
-        "fallback": plain(release.for_domain("")),
-    }
+def _aware(at: datetime | None) -> datetime | None:
+    return at.replace(tzinfo=UTC) if at is not None and at.tzinfo is None else at

@@ -15,7 +15,7 @@ import pytest
 
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.domains import list_domains
-from adaptive_spec.records.statistics import domain_statistics, request_series
+from adaptive_spec.records.statistics import domain_statistics
 from tests.records.rows import START, make_finish, make_step, record
 
 
@@ -72,15 +72,6 @@ def test_policy_and_since_narrow(example: Database) -> None:
     (late,) = domain_statistics(example, since=START + timedelta(seconds=1))
     assert (late.num_spec_steps, late.num_draft_tokens, late.num_emitted_tokens) == (1, 2, 4)
     assert domain_statistics(example, domain="nowhere") == []
-
-
-def test_series_is_ordered_by_time(example: Database) -> None:
-    series = request_series(example)
-    assert [entry["request_id"] for entry in series] == ["a", "b"]
-    assert series[0]["mean_acceptance_length"] == pytest.approx(3.0)
-    assert (series[0]["finished_at"], series[1]["releases"]) == (START + timedelta(seconds=10), [1])
-    assert [entry["request_id"] for entry in request_series(example, limit=1)] == ["b"]
-    assert request_series(example, domain="law") == []
 
 
 def test_domains(example: Database) -> None:

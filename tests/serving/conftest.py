@@ -14,14 +14,16 @@ from starlette.testclient import TestClient
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from adaptive_spec.calibration.override import override_by_hand
 from adaptive_spec.calibration.watch import StreamState
-from adaptive_spec.core import POOLED, Release, Request, Thresholds
+from adaptive_spec.core import POOLED, Release, Request, ThresholdOverride, Thresholds
 from adaptive_spec.decoding.budget import Budget
 from adaptive_spec.decoding.engine import Pauses
 from adaptive_spec.errors import AdaptiveSpecError, BusyError, ReleaseError, RunError
 from adaptive_spec.records import runs as run_records
 from adaptive_spec.records.canaries import ABORTED, PROMOTED, end_canary, running_canary
 from adaptive_spec.records.database import Database
+from adaptive_spec.records.overrides import OverrideRecord, clear_override
 from adaptive_spec.records.retention import Forgotten, forget_request
 from adaptive_spec.records.traces import TraceStore
 from adaptive_spec.releases.registry import put_live
@@ -183,6 +185,14 @@ class Service:
     def publish(self, version: int, reason: str, *, force: bool = False) -> int:
         put_live(self.database, self.settings.releases.folder, version, reason, force=force)
         return version
+
+    def override_thresholds(
+        self, domain: str, override: ThresholdOverride, reason: str, hours: float | None = None
+    ) -> OverrideRecord:
+        return override_by_hand(self.database, self.settings, domain, override, reason, hours)
+
+    def clear_override(self, domain: str, reason: str) -> bool:
+        return clear_override(self.database, domain, reason)
 
     def forget(self, request_id: str) -> Forgotten:
         return forget_request(self.traces, request_id)

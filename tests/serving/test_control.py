@@ -1,3 +1,4 @@
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -8,17 +9,19 @@ from starlette.testclient import TestClient
 from adaptive_spec.calibration.watch import StreamState
 from adaptive_spec.core import Thresholds
 from adaptive_spec.errors import SettingsError
+from adaptive_spec.records import calibrations as calibration_records
 from adaptive_spec.records import canaries as canary_records
 from adaptive_spec.records import events as event_records
 from adaptive_spec.records import releases as release_records
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.decoders import Sign, give_sign
+from adaptive_spec.records.spans import floor
 from adaptive_spec.releases.bundle import write_bundle
 from adaptive_spec.releases.registry import refuse
 from adaptive_spec.releases.report import Check, GateReport
 from adaptive_spec.serving.app import check_bind, create_app
 from adaptive_spec.settings import ServerSettings
-from tests.records.rows import make_trace
+from tests.records.rows import START, make_step, make_trace, record
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -26,11 +29,23 @@ DOCS = Path(__file__).parents[2] / "docs"
 def test_reads_of_an_empty_database(client: TestClient) -> None:
     assert client.get("/api/domains").json() == {"domains": []}
     assert client.get("/api/stats?domain=code&release=1&policy=policy").json() == {"domains": []}
-    assert client.get("/api/series?domain=code&limit=3").json() == {"requests": []}
+    assert client.get("/api/series?domain=code&bucket=hour").json()["buckets"] == []
     assert client.get("/api/runs").json() == {"runs": []}
     assert client.get("/api/releases").json()["live"] == 0
     assert client.get("/api/events").json() == {"events": []}
     assert client.get("/api/runs?limit=0").status_code == 400
+
+
+def test_series(client: TestClient, service: Any) -> None:
+    record(service.database, make_step("a", 1, positions=((0.9, 0.8, True), (0.5, 0.4, False))))
+    stretch = {"since": (START - timedelta(hours=1)).isoformat(), "until": (START + timedelta(hours=1)).isoformat()}
+    found = client.get("/api/series", params=stretch).json()
+    (bucket,) = found["buckets"]
+    assert found["bucket"] == "minute" and bucket["start"] == floor(START, "minute").isoformat()
+    assert (bucket["num_requests"], bucket["draft_acceptance_rate"], bucket["tokens_per_second"]) == (1, 1 / 3, None)
+    assert client.get("/api/series", params={**stretch, "domain": "nobody"}).json()["buckets"] == []
+    for wrong in ({"bucket": "week"}, {"since": "2026-01-01", "bucket": "minute"}, {"since": "2100-01-01"}):
+        assert client.get("/api/series", params=wrong).status_code == 400
 
 
 def test_thresholds(client: TestClient) -> None:
@@ -38,6 +53,45 @@ def test_thresholds(client: TestClient) -> None:
     assert found["release"] == 7
     assert found["thresholds"]["code"]["temperature"] == 1.5
     assert found["fallback"]["stop_below"] == 0.3
+
+
+def test_thresholds_are_set_by_hand_and_say_where_they_come_from(client: TestClient, service: Any) -> None:
+    calibration_records.add_calibration(service.database, "code", Thresholds(), {"source": "own"}, 7)
+    body = {"max_chain_length": 2, "reason": "slow", "hours": 2}
+    told = client.put("/api/thresholds/code", json=body).json()
+    assert (told["domain"], told["numbers"], told["reason"]) == ("code", {"max_chain_length": 2}, "slow")
+    client.put("/api/thresholds/a/b", json={"stop_below": 0.9, "reason": "try"})
+    found = client.get("/api/thresholds").json()
+    assert found["thresholds"]["code"]["max_chain_length"] == 2 and found["thresholds"]["code"]["temperature"] == 1.5
+    code = found["sources"]["code"]
+    assert (code["max_chain_length"]["source"], code["max_chain_length"]["until"]) == ("override", told["until"])
+    assert (code["temperature"]["source"], code["temperature"]["release"]) == ("calibration", 7)
+    assert found["sources"]["a/b"]["temperature"] == {"source": "release", "release": 7, "domain": "*"}
+    assert [each["domain"] for each in found["overrides"]] == ["a/b", "code"]
+    assert client.request("DELETE", "/api/thresholds/code", json={"reason": "done"}).json() == {"cleared": "code"}
+    assert client.delete("/api/thresholds/code").status_code == 404
+    assert client.get("/api/thresholds").json()["sources"]["code"]["max_chain_length"]["source"] == "calibration"
+    assert service.engine.release.thresholds["code"].max_chain_length == 4
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"reason": "nothing is set"},
+        {"stop_below": 0.5},
+        {"stop_below": 0.5, "reason": " "},
+        {"stop_below": 1.5, "reason": "no probability"},
+        {"temperature": 0, "reason": "divides"},
+        {"max_chain_length": 7, "reason": "longer than the decoder's"},
+        {"stop_below": 0.5, "reason": "for ever", "hours": 169},
+        {"stop_below": 0.5, "reason": "never", "hours": 0},
+        {"survival": [1.0], "reason": "is measured"},
+    ],
+)
+def test_what_may_not_be_set_by_hand(client: TestClient, wrong: dict[str, Any]) -> None:
+    assert client.put("/api/thresholds/code", json=wrong).status_code == 400
+    assert client.get("/api/thresholds").json()["overrides"] == []
+    assert client.put("/api/thresholds/no domain", json={"stop_below": 0.5, "reason": "x"}).status_code == 400
 
 
 def test_divergence(client: TestClient) -> None:
