@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import platformdirs
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from adaptive_spec.core import CALIBRATED_VERIFIERS, Rule
 from adaptive_spec.errors import SettingsError
@@ -290,6 +290,13 @@ class Settings(BaseSettings):
     cluster: ClusterSettings = ClusterSettings()
     server: ServerSettings = ServerSettings()
 
+    _sources: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Where ``load_settings`` had each value from that is not the default: section.name -> flag, environment, file."""
+        return dict(self._sources)
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -360,7 +367,14 @@ def load_settings(overrides: dict[str, dict[str, Any]] | None = None) -> Setting
         for section, values in (overrides or {}).items()
     }
     try:
-        return Settings(**{section: values for section, values in given.items() if values})  # type: ignore[arg-type]
+        settings = Settings(**{section: values for section, values in given.items() if values})  # type: ignore[arg-type]
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise SettingsError(f"Bad settings: {problems}. See docs/quickstart.md for every setting.") from error
+    for source, values in (
+        ("file", _TomlSource(Settings)()),
+        ("environment", EnvSettingsSource(Settings)()),
+        ("flag", given),
+    ):
+        settings._sources.update({f"{section}.{name}": source for section in values for name in values[section]})
+    return settings

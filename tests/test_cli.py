@@ -196,6 +196,20 @@ def test_series_and_tables_as_csv(database: Database) -> None:
     assert runner.invoke(cli.app, ["events", "--csv", "--json"]).exit_code == 2
 
 
+def test_runs_are_cancelled_and_tell_without_a_service(database: Database) -> None:
+    waiting = run_records.request_run(database, "person")
+    done = runner.invoke(cli.app, ["runs", "cancel", str(waiting), "--reason", "later"])
+    assert done.stdout == f"Run {waiting} is cancelled.\n", done.output
+    assert run_records.get_run(database, waiting).error == "Cancelled: later"
+    assert "state=cancelled" in runner.invoke(cli.app, ["runs", "log", str(waiting)]).stdout
+    begun = run_records.create_run(database, "person", {})
+    run_records.update_run(database, begun, progress={"phase": "distil", "step": 3})
+    assert runner.invoke(cli.app, ["runs", "cancel", str(begun)]).stdout == f"Run {begun} is told to end.\n"
+    assert "distil step 3" in runner.invoke(cli.app, ["runs", "log", str(begun)]).stdout
+    assert runner.invoke(cli.app, ["runs", "cancel", str(waiting)]).exit_code == 2
+    assert runner.invoke(cli.app, ["runs", "log", "99"]).exit_code == 2
+
+
 def test_releases_status_shows_who_runs_what(database: Database) -> None:
     shown = runner.invoke(cli.app, ["releases", "status"])
     assert shown.exit_code == 0 and "None yet." in shown.stdout

@@ -1,9 +1,8 @@
 """``adaptive-spec config`` and ``adaptive-spec db``."""
 
 import json
-import re
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -12,23 +11,22 @@ from adaptive_spec.cli.asking import read_database
 from adaptive_spec.cli.options import Csv, Json
 from adaptive_spec.cli.output import say, show
 
-if TYPE_CHECKING:
-    from adaptive_spec.settings import Settings
-
 
 @config_app.command("show")
 def config_show(json_: Json = False) -> None:
-    """Print the settings in force, without secrets."""
+    """Print the settings in force and where each that is not the default comes from, without secrets."""
+    from adaptive_spec.serving.settings import in_effect
     from adaptive_spec.settings import load_settings
 
-    shown = _without_secrets(load_settings())
-    say(shown, "\n".join(_toml_lines(shown)), json_)
+    found = in_effect(load_settings())
+    say(found, "\n".join(_toml_lines(found["settings"], found["sources"])), json_)
 
 
 @db_app.command("upgrade")
 def db_upgrade() -> None:
     """Bring the database to this version's schema."""
     from adaptive_spec.records.database import Database
+    from adaptive_spec.serving.settings import without_password
     from adaptive_spec.settings import load_settings
 
     url = load_settings().records.url
@@ -37,7 +35,7 @@ def db_upgrade() -> None:
         database.upgrade()
     finally:
         database.close()
-    typer.echo(f"{_without_password(url)} is up to date.")
+    typer.echo(f"{without_password(url)} is up to date.")
 
 
 @db_app.command("prune")
@@ -58,22 +56,14 @@ def db_prune(
         typer.echo("Nothing was deleted.")
 
 
-def _without_password(url: str) -> str:
-    return re.sub(r"://([^:/@]*):[^@]*@", r"://\1:***@", url)
-
-
-def _without_secrets(settings: "Settings") -> dict[str, Any]:
-    shown = settings.model_dump(mode="json")
-    shown["records"]["url"] = _without_password(shown["records"]["url"])
-    shown["server"]["token"] = "***" if shown["server"]["token"] else ""
-    return shown
-
-
-def _toml_lines(shown: dict[str, Any]) -> list[str]:
+def _toml_lines(shown: dict[str, Any], sources: dict[str, str]) -> list[str]:
     lines: list[str] = []
     for section, values in shown.items():
         lines.append(f"[{section}]")
-        lines += [f"{name} = {_toml_value(value)}" for name, value in values.items() if value is not None]
+        for name, value in values.items():
+            source = sources.get(f"{section}.{name}")
+            if value is not None:
+                lines.append(f"{name} = {_toml_value(value)}{f'  # {source}' if source else ''}")
         lines.append("")
     return lines[:-1]
 

@@ -8,23 +8,27 @@ import platform
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from starlette.exceptions import HTTPException
 
 from adaptive_spec.core import ThresholdOverride
 from adaptive_spec.errors import ReleaseError
+from adaptive_spec.records.run_log import MOST_ENTRIES
 from adaptive_spec.records.spans import Span
 from adaptive_spec.serving import views
+from adaptive_spec.serving.caching import ETagRoute, link_next
+from adaptive_spec.serving.once import Once
 from adaptive_spec.serving.orders import (
     CalibrateBody,
     CanaryBody,
-    ClearBody,
     OverrideBody,
     PublishBody,
+    ReasonBody,
     RetrainBody,
     RollbackBody,
 )
 from adaptive_spec.serving.ports import Service
+from adaptive_spec.serving.settings import in_effect
 from adaptive_spec.serving.thresholds import no_override, override_view, thresholds_view
 from adaptive_spec.version import package_version
 
@@ -63,7 +67,7 @@ def _health(service: Service) -> APIRouter:
 
 
 def _reads(service: Service) -> APIRouter:
-    router = APIRouter(prefix="/api")
+    router = APIRouter(prefix="/api", route_class=ETagRoute)
 
     @router.get("/domains")
     def domains() -> dict[str, Any]:
@@ -112,8 +116,17 @@ def _reads(service: Service) -> APIRouter:
         )
 
     @router.get("/runs")
-    def runs(limit: Limit = 20) -> dict[str, Any]:
-        return views.runs(service.database, limit=limit)
+    def runs(
+        request: Request,
+        response: Response,
+        limit: Limit = 20,
+        state: str | None = None,
+        trigger: str | None = None,
+        before: int | None = None,
+    ) -> dict[str, Any]:
+        found = views.runs(service.database, limit=limit, state=state, trigger=trigger, before=before)
+        link_next(request, response, found["runs"], "id", limit)
+        return found
 
     @router.get("/runs/{run_id}")
     def run(run_id: int) -> dict[str, Any]:
@@ -122,9 +135,18 @@ def _reads(service: Service) -> APIRouter:
             raise HTTPException(404, f"There is no run {run_id}. GET /api/runs lists them.")
         return found
 
+    @router.get("/runs/{run_id}/log")
+    def run_log(run_id: int, limit: Annotated[int, Query(ge=1, le=MOST_ENTRIES)] = 200) -> dict[str, Any]:
+        run(run_id)
+        return views.run_log(service.database, run_id, limit=limit)
+
     @router.get("/releases")
-    def releases() -> dict[str, Any]:
-        return views.releases(service.database)
+    def releases(
+        request: Request, response: Response, limit: Limit = 100, state: str | None = None, before: int | None = None
+    ) -> dict[str, Any]:
+        found = views.releases(service.database, limit=limit, state=state, before=before)
+        link_next(request, response, found["releases"], "version", limit)
+        return found
 
     @router.get("/decoders")
     def decoders() -> dict[str, Any]:
@@ -142,8 +164,18 @@ def _reads(service: Service) -> APIRouter:
             raise HTTPException(404, str(error)) from error
 
     @router.get("/events")
-    def events(limit: Limit = 50, kind: str | None = None) -> dict[str, Any]:
-        return views.events(service.database, limit=limit, kind=kind)
+    def events(
+        request: Request,
+        response: Response,
+        limit: Limit = 50,
+        kind: str | None = None,
+        domain: str | None = None,
+        release: int | None = None,
+        before: int | None = None,
+    ) -> dict[str, Any]:
+        found = views.events(service.database, limit=limit, kind=kind, domain=domain, release=release, before=before)
+        link_next(request, response, found["events"], "id", limit)
+        return found
 
     @router.get("/traces")
     def traces(domain: str | None = None) -> dict[str, Any]:
@@ -161,6 +193,10 @@ def _reads(service: Service) -> APIRouter:
     def divergence() -> dict[str, Any]:
         return views.divergence(service.engine.budgets)
 
+    @router.get("/settings")
+    def settings() -> dict[str, Any]:
+        return in_effect(service.settings)
+
     @router.get("/thresholds")
     def thresholds() -> dict[str, Any]:
         return thresholds_view(service.database, service.engine.release)
@@ -173,32 +209,53 @@ def _writes(service: Service) -> APIRouter:
         _check_origin(request)
         _check_token(request, service.settings.server.token)
 
+    def keyed(idempotency_key: Annotated[str | None, Header(min_length=1, max_length=200)] = None) -> Once:
+        return Once(service.database, idempotency_key)
+
+    Keyed = Annotated[Once, Depends(keyed)]
     router = APIRouter(prefix="/api", dependencies=[Depends(guard)])
 
     @router.post("/retrain", status_code=202)
-    def retrain(response: Response, body: RetrainBody | None = None) -> dict[str, int]:
+    def retrain(response: Response, once: Keyed, body: RetrainBody | None = None) -> dict[str, Any]:
         asked = body or RetrainBody()
-        run_id = service.retrain(asked.trigger, resume=asked.resume, force=asked.force)
+
+        def begin() -> dict[str, Any]:
+            return {"run_id": service.retrain(asked.trigger, resume=asked.resume, force=asked.force)}
+
+        told = once("retrain", asked, begin)
+        response.headers["Location"] = f"/api/runs/{told['run_id']}"
+        return told
+
+    @router.post("/runs/{run_id}/cancel", status_code=202)
+    def cancel(run_id: int, response: Response, body: ReasonBody | None = None) -> dict[str, Any]:
+        if views.run(service.database, run_id) is None:
+            raise HTTPException(404, f"There is no run {run_id}. GET /api/runs lists them.")
+        state = service.cancel_run(run_id, (body or ReasonBody()).reason)
         response.headers["Location"] = f"/api/runs/{run_id}"
-        return {"run_id": run_id}
+        return {"run_id": run_id, "state": state}
 
     @router.post("/calibrate")
-    def calibrate(body: CalibrateBody | None = None) -> dict[str, Any]:
-        return {"calibrations": views.plain(service.calibrate(body.domain if body else None))}
+    def calibrate(once: Keyed, body: CalibrateBody | None = None) -> dict[str, Any]:
+        asked = body or CalibrateBody()
+        return once("calibrate", asked, lambda: {"calibrations": views.plain(service.calibrate(asked.domain))})
 
     @router.post("/releases/rollback")
-    def rollback(body: RollbackBody | None = None) -> dict[str, int]:
+    def rollback(once: Keyed, body: RollbackBody | None = None) -> dict[str, Any]:
         wanted = body or RollbackBody()
-        return {"live": service.rollback(wanted.to, wanted.reason)}
+        return once("rollback", wanted, lambda: {"live": service.rollback(wanted.to, wanted.reason)})
 
     @router.post("/canary")
     def end_canary(body: CanaryBody) -> dict[str, int]:
         return {"live": service.end_canary(body.action == "promote", body.reason)}
 
     @router.post("/releases/{version}/publish")
-    def publish(version: int, body: PublishBody | None = None) -> dict[str, int]:
+    def publish(version: int, once: Keyed, body: PublishBody | None = None) -> dict[str, Any]:
         wanted = body or PublishBody()
-        return {"live": service.publish(version, wanted.reason, force=wanted.force)}
+
+        def put_live() -> dict[str, Any]:
+            return {"live": service.publish(version, wanted.reason, force=wanted.force)}
+
+        return once(f"publish {version}", wanted, put_live)
 
     @router.put("/thresholds/{domain:path}")
     def override(domain: str, body: OverrideBody) -> dict[str, Any]:
@@ -206,8 +263,8 @@ def _writes(service: Service) -> APIRouter:
         return override_view(service.override_thresholds(domain, numbers, body.reason, body.hours))
 
     @router.delete("/thresholds/{domain:path}")
-    def clear_override(domain: str, body: ClearBody | None = None) -> dict[str, Any]:
-        if not service.clear_override(domain, (body or ClearBody()).reason):
+    def clear_override(domain: str, body: ReasonBody | None = None) -> dict[str, Any]:
+        if not service.clear_override(domain, (body or ReasonBody()).reason):
             raise HTTPException(404, no_override(domain))
         return {"cleared": domain}
 

@@ -56,7 +56,7 @@ class OverrideBody(_Body):
     hours: float | None = None
 
 
-class ClearBody(_Body):
-    """Why an override ends before its time."""
+class ReasonBody(_Body):
+    """Why an override or a run ends before its time."""
 
     reason: str = Field(default="asked for", min_length=1, max_length=500)
