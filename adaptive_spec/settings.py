@@ -294,7 +294,7 @@ class Settings(BaseSettings):
 
     @property
     def sources(self) -> dict[str, str]:
-        """Where ``load_settings`` had each value from that is not the default: section.name -> flag, environment, file."""
+        """Where ``load_settings`` had what is not the default from: section.name -> flag, environment or file."""
         return dict(self._sources)
 
     @classmethod

@@ -408,7 +408,11 @@ def test_config_show_prints_what_a_settings_file_may_hold(monkeypatch: pytest.Mo
     assert tomllib.loads(shown)["decoder"]["domain_drafters"] == {"sql": "ngram", "a/b": "combined"}
     (tmp_path / "again.toml").write_text(shown)
     monkeypatch.delenv("ADAPTIVE_SPEC_DECODER__DOMAIN_DRAFTERS")
-    assert runner.invoke(cli.app, ["--config", str(tmp_path / "again.toml"), "config", "show"]).stdout == shown
+    again = runner.invoke(cli.app, ["--config", str(tmp_path / "again.toml"), "config", "show"]).stdout
+    assert tomllib.loads(again) == tomllib.loads(shown)
+    drafters = [next(line for line in text.splitlines() if "domain_drafters" in line) for text in (shown, again)]
+    assert drafters[0].endswith("  # environment") and drafters[1].endswith("  # file")
+    assert "port = 8000\n" in shown  # a default needs no source
 
 
 def test_config_show_hides_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -419,10 +423,11 @@ def test_config_show_hides_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "s3cret" not in as_toml + as_json
     set_ones = {  # TOML has no null: what is not set is left out
         section: {name: value for name, value in values.items() if value is not None}
-        for section, values in json.loads(as_json).items()
+        for section, values in json.loads(as_json)["settings"].items()
     }
     assert tomllib.loads(as_toml) == set_ones
-    assert json.loads(as_json)["records"]["url"] == "postgresql+psycopg://me:***@db/records"
+    assert json.loads(as_json)["sources"]["server.token"] == "environment"
+    assert json.loads(as_json)["settings"]["records"]["url"] == "postgresql+psycopg://me:***@db/records"
 
 
 def test_bad_settings_exit_2(tmp_path: Path) -> None:

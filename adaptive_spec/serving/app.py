@@ -10,14 +10,14 @@ from adaptive_spec.serving.metrics import metrics_router
 from adaptive_spec.serving.openai import openai_router
 from adaptive_spec.serving.page import page_router
 from adaptive_spec.serving.ports import Service
-from adaptive_spec.serving.problems import add_handlers
+from adaptive_spec.serving.problems import add_handlers, described
 from adaptive_spec.settings import ServerSettings
 
 
 def create_app(service: Service) -> FastAPI:
     """Build the application for a service."""
     # The interactive docs load scripts from elsewhere, so only the schema is served.
-    app = FastAPI(title="adaptive-spec", docs_url=None, redoc_url=None)
+    app = FastAPI(title="adaptive-spec", docs_url=None, redoc_url=None, responses=described())
     add_handlers(app)
     for router in (openai_router(service), control_router(service), metrics_router(service), page_router(service)):
         app.include_router(router)

@@ -28,6 +28,7 @@ from adaptive_spec.serving.orders import (
     RollbackBody,
 )
 from adaptive_spec.serving.ports import Service
+from adaptive_spec.serving.problems import described
 from adaptive_spec.serving.settings import in_effect
 from adaptive_spec.serving.thresholds import no_override, override_view, thresholds_view
 from adaptive_spec.version import package_version
@@ -128,14 +129,14 @@ def _reads(service: Service) -> APIRouter:
         link_next(request, response, found["runs"], "id", limit)
         return found
 
-    @router.get("/runs/{run_id}")
+    @router.get("/runs/{run_id}", responses=described(404))
     def run(run_id: int) -> dict[str, Any]:
         found = views.run(service.database, run_id)
         if found is None:
             raise HTTPException(404, f"There is no run {run_id}. GET /api/runs lists them.")
         return found
 
-    @router.get("/runs/{run_id}/log")
+    @router.get("/runs/{run_id}/log", responses=described(404))
     def run_log(run_id: int, limit: Annotated[int, Query(ge=1, le=MOST_ENTRIES)] = 200) -> dict[str, Any]:
         run(run_id)
         return views.run_log(service.database, run_id, limit=limit)
@@ -156,7 +157,7 @@ def _reads(service: Service) -> APIRouter:
     def canary(limit: Limit = 20) -> dict[str, Any]:
         return views.canary(service.database, limit=limit)
 
-    @router.get("/releases/{version}")
+    @router.get("/releases/{version}", responses=described(404))
     def release(version: int) -> dict[str, Any]:
         try:
             return views.release(service.database, service.settings.releases.folder, version)
@@ -213,7 +214,7 @@ def _writes(service: Service) -> APIRouter:
         return Once(service.database, idempotency_key)
 
     Keyed = Annotated[Once, Depends(keyed)]
-    router = APIRouter(prefix="/api", dependencies=[Depends(guard)])
+    router = APIRouter(prefix="/api", dependencies=[Depends(guard)], responses=described(401, 403, 409))
 
     @router.post("/retrain", status_code=202)
     def retrain(response: Response, once: Keyed, body: RetrainBody | None = None) -> dict[str, Any]:
@@ -226,7 +227,7 @@ def _writes(service: Service) -> APIRouter:
         response.headers["Location"] = f"/api/runs/{told['run_id']}"
         return told
 
-    @router.post("/runs/{run_id}/cancel", status_code=202)
+    @router.post("/runs/{run_id}/cancel", status_code=202, responses=described(404))
     def cancel(run_id: int, response: Response, body: ReasonBody | None = None) -> dict[str, Any]:
         if views.run(service.database, run_id) is None:
             raise HTTPException(404, f"There is no run {run_id}. GET /api/runs lists them.")
@@ -262,13 +263,13 @@ def _writes(service: Service) -> APIRouter:
         numbers = ThresholdOverride(**body.model_dump(exclude={"reason", "hours"}))
         return override_view(service.override_thresholds(domain, numbers, body.reason, body.hours))
 
-    @router.delete("/thresholds/{domain:path}")
+    @router.delete("/thresholds/{domain:path}", responses=described(404))
     def clear_override(domain: str, body: ReasonBody | None = None) -> dict[str, Any]:
         if not service.clear_override(domain, (body or ReasonBody()).reason):
             raise HTTPException(404, no_override(domain))
         return {"cleared": domain}
 
-    @router.delete("/traces/{request_id}")
+    @router.delete("/traces/{request_id}", responses=described(404))
     def forget(request_id: str) -> dict[str, Any]:
         forgotten = service.forget(request_id)
         if not forgotten.num_traces and not forgotten.num_evidence:

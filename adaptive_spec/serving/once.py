@@ -29,9 +29,8 @@ class Once:
         """
         if self.key is None:
             return act()
-        earlier = begin_order(
-            self.database, self.key, sha256(f"{order} {asked.model_dump_json()}".encode()).hexdigest()
-        )
+        digest = sha256(f"{order} {asked.model_dump_json()}".encode()).hexdigest()
+        earlier = begin_order(self.database, self.key, digest)
         if earlier is not None:
             return earlier
         try:

@@ -6,6 +6,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 
@@ -38,6 +39,37 @@ STATUS: tuple[tuple[type[AdaptiveSpecError], int, str], ...] = (
     (DeadlineError, 504, "timeout_error"),
 )
 TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Problem(BaseModel):
+    """The body of every error."""
+
+    error: ErrorDetail
+
+
+MEANINGS = {
+    401: "the token is missing or wrong",
+    403: "a page of another origin asked",
+    404: "there is no such thing",
+    409: "it cannot be done now, or no more; the message says why",
+    429: "too much at once; Retry-After says when to try again",
+}
+
+
+def described(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """What the schema says of errors, those of every route and these."""
+    found: dict[int | str, dict[str, Any]] = {status: {"description": MEANINGS[status]} for status in statuses}
+    found |= {"4XX": {"description": "what was asked is wrong"}, "5XX": {"description": "it failed, or not now"}}
+    return {status: {"model": Problem, **each} for status, each in found.items()}
 
 
 def envelope(message: str, kind: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:
