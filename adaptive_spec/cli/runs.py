@@ -6,7 +6,7 @@ import typer
 
 from adaptive_spec.cli.apps import runs_app
 from adaptive_spec.cli.asking import ask, service_at, tell
-from adaptive_spec.cli.options import Csv, Json, Limit, Token, Url
+from adaptive_spec.cli.options import Before, Csv, Json, Limit, Token, Url
 from adaptive_spec.cli.output import pairs, say, show
 from adaptive_spec.serving.progress import own_adapters_line, progress_line
 
@@ -17,17 +17,26 @@ Run = Annotated[int, typer.Argument(min=1, metavar="RUN", help="The run's number
 
 
 @runs_app.callback()
-def runs(ctx: typer.Context, limit: Limit = 20, url: Url = None, json_: Json = False, csv_: Csv = False) -> None:
+def runs(
+    ctx: typer.Context,
+    state: Annotated[str | None, typer.Option(help="Only in this state, such as failed.")] = None,
+    before: Before = None,
+    limit: Limit = 20,
+    url: Url = None,
+    json_: Json = False,
+    csv_: Csv = False,
+) -> None:
     """The latest training runs."""
     if ctx.invoked_subcommand is not None:
         return
+    query: dict[str, Any] = {"limit": limit, "state": state, "before": before}
 
     def direct(database: "Database") -> dict[str, Any]:
         from adaptive_spec.serving import views
 
-        return views.runs(database, limit=limit)
+        return views.runs(database, **query)
 
-    found = ask(url, "/api/runs", {"limit": limit}, direct)
+    found = ask(url, "/api/runs", query, direct)
     rows = [
         {
             **run,

@@ -50,8 +50,7 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     """Take back."""
-    with op.batch_alter_table("runs") as runs:
-        runs.drop_column("cancel_reason")
+    op.drop_column("runs", "cancel_reason")
     op.drop_table("idempotency_keys")
     op.drop_table("run_log")
     op.drop_table("threshold_overrides")
