@@ -8,7 +8,7 @@ import platform
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from starlette.exceptions import HTTPException
 
 from adaptive_spec.core import ThresholdOverride
@@ -34,6 +34,9 @@ from adaptive_spec.serving.thresholds import no_override, override_view, thresho
 from adaptive_spec.version import package_version
 
 Limit = Annotated[int, Query(ge=1, le=10_000)]
+Id = Annotated[int, Path(ge=0, le=2**31 - 1)]  # as far as the database counts
+Number = Annotated[int | None, Query(ge=0, le=2**31 - 1)]
+Word = Annotated[str | None, Query(max_length=200, pattern=r"^[^\x00]*$")]  # PostgreSQL has no text with a zero in it
 Days = Annotated[float | None, Query(ge=0, le=36_500)]
 
 
@@ -76,11 +79,11 @@ def _reads(service: Service) -> APIRouter:
 
     @router.get("/stats")
     def stats(
-        domain: str | None = None,
-        release: int | None = None,
-        policy: str | None = None,
-        drafter: str | None = None,
-        verifier: str | None = None,
+        domain: Word = None,
+        release: Number = None,
+        policy: Word = None,
+        drafter: Word = None,
+        verifier: Word = None,
         days: Days = None,
     ) -> dict[str, Any]:
         return views.stats(
@@ -95,11 +98,11 @@ def _reads(service: Service) -> APIRouter:
 
     @router.get("/series")
     def series(
-        domain: str | None = None,
-        release: int | None = None,
-        policy: str | None = None,
-        drafter: str | None = None,
-        verifier: str | None = None,
+        domain: Word = None,
+        release: Number = None,
+        policy: Word = None,
+        drafter: Word = None,
+        verifier: Word = None,
         since: datetime | None = None,
         until: datetime | None = None,
         bucket: Span | None = None,
@@ -121,29 +124,29 @@ def _reads(service: Service) -> APIRouter:
         request: Request,
         response: Response,
         limit: Limit = 20,
-        state: str | None = None,
-        trigger: str | None = None,
-        before: int | None = None,
+        state: Word = None,
+        trigger: Word = None,
+        before: Number = None,
     ) -> dict[str, Any]:
         found = views.runs(service.database, limit=limit, state=state, trigger=trigger, before=before)
         link_next(request, response, found["runs"], "id", limit)
         return found
 
     @router.get("/runs/{run_id}", responses=described(404))
-    def run(run_id: int) -> dict[str, Any]:
+    def run(run_id: Id) -> dict[str, Any]:
         found = views.run(service.database, run_id)
         if found is None:
             raise HTTPException(404, f"There is no run {run_id}. GET /api/runs lists them.")
         return found
 
     @router.get("/runs/{run_id}/log", responses=described(404))
-    def run_log(run_id: int, limit: Annotated[int, Query(ge=1, le=MOST_ENTRIES)] = 200) -> dict[str, Any]:
+    def run_log(run_id: Id, limit: Annotated[int, Query(ge=1, le=MOST_ENTRIES)] = 200) -> dict[str, Any]:
         run(run_id)
         return views.run_log(service.database, run_id, limit=limit)
 
     @router.get("/releases")
     def releases(
-        request: Request, response: Response, limit: Limit = 100, state: str | None = None, before: int | None = None
+        request: Request, response: Response, limit: Limit = 100, state: Word = None, before: Number = None
     ) -> dict[str, Any]:
         found = views.releases(service.database, limit=limit, state=state, before=before)
         link_next(request, response, found["releases"], "version", limit)
@@ -158,7 +161,7 @@ def _reads(service: Service) -> APIRouter:
         return views.canary(service.database, limit=limit)
 
     @router.get("/releases/{version}", responses=described(404))
-    def release(version: int) -> dict[str, Any]:
+    def release(version: Id) -> dict[str, Any]:
         try:
             return views.release(service.database, service.settings.releases.folder, version)
         except ReleaseError as error:
@@ -169,17 +172,17 @@ def _reads(service: Service) -> APIRouter:
         request: Request,
         response: Response,
         limit: Limit = 50,
-        kind: str | None = None,
-        domain: str | None = None,
-        release: int | None = None,
-        before: int | None = None,
+        kind: Word = None,
+        domain: Word = None,
+        release: Number = None,
+        before: Number = None,
     ) -> dict[str, Any]:
         found = views.events(service.database, limit=limit, kind=kind, domain=domain, release=release, before=before)
         link_next(request, response, found["events"], "id", limit)
         return found
 
     @router.get("/traces")
-    def traces(domain: str | None = None) -> dict[str, Any]:
+    def traces(domain: Word = None) -> dict[str, Any]:
         return views.traces(service.database, domain=domain)
 
     @router.get("/drift")
@@ -187,7 +190,7 @@ def _reads(service: Service) -> APIRouter:
         return views.drift(service.database, service.drift_states)
 
     @router.get("/calibrations")
-    def calibrations(domain: str | None = None, limit: Limit = 20) -> dict[str, Any]:
+    def calibrations(domain: Word = None, limit: Limit = 20) -> dict[str, Any]:
         return views.calibrations(service.database, domain=domain, limit=limit)
 
     @router.get("/divergence")
@@ -228,7 +231,7 @@ def _writes(service: Service) -> APIRouter:
         return told
 
     @router.post("/runs/{run_id}/cancel", status_code=202, responses=described(404))
-    def cancel(run_id: int, response: Response, body: ReasonBody | None = None) -> dict[str, Any]:
+    def cancel(run_id: Id, response: Response, body: ReasonBody | None = None) -> dict[str, Any]:
         if views.run(service.database, run_id) is None:
             raise HTTPException(404, f"There is no run {run_id}. GET /api/runs lists them.")
         state = service.cancel_run(run_id, (body or ReasonBody()).reason)
@@ -250,7 +253,7 @@ def _writes(service: Service) -> APIRouter:
         return {"live": service.end_canary(body.action == "promote", body.reason)}
 
     @router.post("/releases/{version}/publish")
-    def publish(version: int, once: Keyed, body: PublishBody | None = None) -> dict[str, Any]:
+    def publish(version: Id, once: Keyed, body: PublishBody | None = None) -> dict[str, Any]:
         wanted = body or PublishBody()
 
         def put_live() -> dict[str, Any]:

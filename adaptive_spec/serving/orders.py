@@ -26,7 +26,7 @@ class CalibrateBody(_Body):
 class RollbackBody(_Body):
     """Which release to put live; None: the parent of the live one."""
 
-    to: int | None = Field(default=None, ge=0)
+    to: int | None = Field(default=None, ge=0, le=2**31 - 1)
     reason: str = Field(default="asked for", max_length=500)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from adaptive_spec.calibration.watch import StreamState
 from adaptive_spec.decoding.budget import Budget
-from adaptive_spec.errors import ReleaseError, RunError
+from adaptive_spec.errors import ReleaseError, RequestError, RunError
 from adaptive_spec.records import calibrations as calibration_records
 from adaptive_spec.records import canaries as canary_records
 from adaptive_spec.records import decoders as decoder_records
@@ -227,4 +227,9 @@ def calibrations(database: Database, *, domain: str | None = None, limit: int = 
 
 
 def _aware(at: datetime | None) -> datetime | None:
-    return at.replace(tzinfo=UTC) if at is not None and at.tzinfo is None else at
+    if at is None:
+        return None
+    try:
+        return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+    except OverflowError as error:
+        raise RequestError(f"{at} lies outside of all time in UTC.") from error

@@ -100,6 +100,21 @@ def test_pages_follow_one_another_and_filters_narrow_them(client: TestClient, se
     assert [run["trigger"] for run in client.get("/api/runs?trigger=drift").json()["runs"]] == ["drift"]
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api/runs/99999999999999999999",
+        "/api/releases/-1",
+        "/api/events?before=99999999999999999999",
+        "/api/stats?release=99999999999999999999",
+        "/api/runs?state=a%00b",
+        "/api/series?since=0001-01-01T00:00:00%2B14:00",
+    ],
+)
+def test_what_no_database_could_hold_is_a_wrong_question(client: TestClient, path: str) -> None:
+    assert client.get(path).status_code == 400
+
+
 def test_settings_are_told_without_secrets(client: TestClient, service: Any) -> None:
     service.set_token("s3cret")
     answer = client.get("/api/settings")
