@@ -10,6 +10,7 @@ AdaptiveSpecError
 ├── DeadlineError         the request's time was up before its answer was whole (HTTP 504)
 ├── DecodingError         decoding a request failed (HTTP 500)
 ├── NotLeaderError        another process leads; this one cannot do what was asked (HTTP 409)
+├── OrderConflict         another order has the same idempotency key, or the same one is under way (HTTP 409)
 ├── RecordsError          the database cannot be used as it is
 ├── NotEnoughDataError    a fit or a run was asked for before its data exists
 ├── ReleaseError          a release is damaged, foreign, refused or unknown
@@ -66,6 +67,10 @@ class DecodingError(AdaptiveSpecError):
 
 class NotLeaderError(AdaptiveSpecError):
     """Another process leads; this one cannot do what was asked."""
+
+
+class OrderConflict(AdaptiveSpecError):
+    """An idempotency key belongs to another order, or to one that is under way."""
 
 
 class RecordsError(AdaptiveSpecError):

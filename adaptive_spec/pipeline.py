@@ -36,6 +36,7 @@ from adaptive_spec.records.database import Database
 from adaptive_spec.records.evidence import RecordedChains, recorded_chains
 from adaptive_spec.records.observations import Observations, ngram_acceptance, observations
 from adaptive_spec.records.releases import same_draft
+from adaptive_spec.records.run_log import log_output
 from adaptive_spec.records.runs import (
     ACTIVE,
     RunRecord,
@@ -54,6 +55,7 @@ from adaptive_spec.releases.store import BundleStore
 from adaptive_spec.settings import LearningSettings, Settings
 
 RUNS_NAME = "runs"  # below the folder of releases
+_KEPT_OUTPUT_BYTES = 100_000
 _SETTINGS_NAME = "settings.json"
 
 
@@ -145,6 +147,7 @@ class Pipeline:
             self._tell(run_id, "rehearse")
             checks = [*self._rehearsed(run_id, candidate), self._of_the_live(candidate)]
             report = self._judged(judgement, live).with_checks(checks)
+            self._end_if_cancelled(run_id, work)
             self._tell(run_id, "publish")
             self._write(candidate, report)
             if not report.passed:
@@ -283,14 +286,23 @@ class Pipeline:
             serving = self.yielding.follow(partial(_ended, child), partial(_pause, work / PAUSE_NAME))
             status = child.wait()
             self._update(run_id, pid=os.getpid())
+            self._keep_output(run_id, work)
         finally:
             child.kill()  # the database was away: nobody would follow it any more
             child.wait()
             self._child = None
         return status, asdict(serving)
 
+    def _keep_output(self, run_id: int, work: Path) -> None:
+        """Add what the child has printed to the run's log."""
+        with open(work / "log", "rb") as output:
+            output.seek(max(0, output.seek(0, os.SEEK_END) - _KEPT_OUTPUT_BYTES))
+            text = output.read().decode(errors="replace")
+        self.database.outlast(lambda: log_output(self.database, run_id, text), lambda: bool(self._cancelled))
+
     def _end_if_cancelled(self, run_id: int, work: Path) -> None:
-        if reason := self._cancelled:
+        asked = self._row(run_id).cancel_reason  # the watcher need not have seen it yet
+        if reason := self._cancelled or (asked and f"Cancelled: {asked}."):
             self._update(run_id, state="cancelled", error=f"{reason} {_advice(work)}")
             raise RunInterrupted(f"Run {run_id} was cancelled. {_advice(work)}")
 

@@ -63,6 +63,7 @@ from adaptive_spec.records.rollups import roll_up
 from adaptive_spec.records.runs import (
     ACTIVE,
     active_run,
+    cancel_run,
     count_traces,
     fail_orphans,
     get_run,
@@ -280,6 +281,16 @@ class Service:
         assert run_id is not None
         return run_id
 
+    def cancel_run(self, run_id: int, reason: str) -> str:
+        """Have a run ended, also one of another process, and return its state; ``_heed_cancellation`` does it.
+
+        Raises:
+            RunError: it is unknown, or has ended.
+        """
+        state = cancel_run(self.database, run_id, reason)
+        self._look_now.set()
+        return state
+
     def _begin(self, ready: Callable[[], int | None]) -> int | None:
         """Start the run that is made ready meanwhile, if there is one; return its id.
 
@@ -492,7 +503,7 @@ class Service:
             else:
                 return
             run = self.pipeline.interrupted()
-            if run is not None and not run.report.get("num_resumptions"):
+            if run is not None and run.cancel_reason is None and not run.report.get("num_resumptions"):
                 logger.info("run %d goes on from its checkpoint", self.retrain(resume=True))
         except (AdaptiveSpecError, SQLAlchemyError) as error:
             logger.warning("the interrupted run does not go on: %s", error)
@@ -515,6 +526,7 @@ class Service:
             try:
                 self._follow_live()
                 self._follow_overrides()
+                self._heed_cancellation()
                 self._claim_requested()
                 self._judge_canary()
                 if time.monotonic() >= kept + _KEEP_COST_SECONDS:
@@ -527,6 +539,11 @@ class Service:
                 told = True
             except Exception:
                 logger.exception("the live release could not be read; the present one goes on")
+
+    def _heed_cancellation(self) -> None:
+        """End the run of this process that somebody has cancelled, here or elsewhere."""
+        if self._training.locked() and (run := active_run(self.database)) is not None and run.cancel_reason is not None:
+            self.pipeline.cancel(f"Cancelled: {run.cancel_reason}.")
 
     def _claim_requested(self) -> None:
         """Start the run that another process has asked for."""

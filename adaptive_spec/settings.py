@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import platformdirs
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from adaptive_spec.core import CALIBRATED_VERIFIERS, Rule
 from adaptive_spec.errors import SettingsError
@@ -338,6 +338,10 @@ class Settings(BaseSettings):
     log: LogSettings = LogSettings()
     spans: SpanSettings = SpanSettings()
 
+    def in_effect(self) -> dict[str, Any]:
+        """``shown``, and the source of each that is not the default: ``file``, ``environment`` or ``flag``."""
+        return {"settings": self.shown(), "sources": self.sources}
+
     def shown(self) -> dict[str, Any]:
         """The tree as JSON has it, for anybody's eyes: without tokens, and without passwords in URLs."""
         shown: dict[str, dict[str, Any]] = hide_all(self.model_dump(mode="json"))
@@ -346,6 +350,13 @@ class Settings(BaseSettings):
             secrets = [name for name, field in type(values).model_fields.items() if not field.repr]
             shown[section] |= {name: MASK for name in secrets if shown[section][name]}
         return shown
+
+    _sources: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Where ``load_settings`` had what is not the default from: section.name -> flag, environment or file."""
+        return dict(self._sources)
 
     @classmethod
     def settings_customise_sources(
@@ -417,7 +428,14 @@ def load_settings(overrides: dict[str, dict[str, Any]] | None = None) -> Setting
         for section, values in (overrides or {}).items()
     }
     try:
-        return Settings(**{section: values for section, values in given.items() if values})  # type: ignore[arg-type]
+        settings = Settings(**{section: values for section, values in given.items() if values})  # type: ignore[arg-type]
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise SettingsError(f"Bad settings: {problems}. See docs/quickstart.md for every setting.") from error
+    for source, values in (
+        ("file", _TomlSource(Settings)()),
+        ("environment", EnvSettingsSource(Settings)()),
+        ("flag", given),
+    ):
+        settings._sources.update({f"{section}.{name}": source for section in values for name in values[section]})
+    return settings

@@ -196,6 +196,20 @@ def test_series_and_tables_as_csv(database: Database) -> None:
     assert runner.invoke(cli.app, ["events", "--csv", "--json"]).exit_code == 2
 
 
+def test_runs_are_cancelled_and_tell_without_a_service(database: Database) -> None:
+    waiting = run_records.request_run(database, "person")
+    done = runner.invoke(cli.app, ["runs", "cancel", str(waiting), "--reason", "later"])
+    assert done.stdout == f"Run {waiting} is cancelled.\n", done.output
+    assert run_records.get_run(database, waiting).error == "Cancelled: later"
+    assert "state=cancelled" in runner.invoke(cli.app, ["runs", "log", str(waiting)]).stdout
+    begun = run_records.create_run(database, "person", {})
+    run_records.update_run(database, begun, progress={"phase": "distil", "step": 3})
+    assert runner.invoke(cli.app, ["runs", "cancel", str(begun)]).stdout == f"Run {begun} is told to end.\n"
+    assert "distil step 3" in runner.invoke(cli.app, ["runs", "log", str(begun)]).stdout
+    assert runner.invoke(cli.app, ["runs", "cancel", str(waiting)]).exit_code == 2
+    assert runner.invoke(cli.app, ["runs", "log", "99"]).exit_code == 2
+
+
 def test_releases_status_shows_who_runs_what(database: Database) -> None:
     shown = runner.invoke(cli.app, ["releases", "status"])
     assert shown.exit_code == 0 and "None yet." in shown.stdout
@@ -394,7 +408,11 @@ def test_config_show_prints_what_a_settings_file_may_hold(monkeypatch: pytest.Mo
     assert tomllib.loads(shown)["decoder"]["domain_drafters"] == {"sql": "ngram", "a/b": "combined"}
     (tmp_path / "again.toml").write_text(shown)
     monkeypatch.delenv("ADAPTIVE_SPEC_DECODER__DOMAIN_DRAFTERS")
-    assert runner.invoke(cli.app, ["--config", str(tmp_path / "again.toml"), "config", "show"]).stdout == shown
+    again = runner.invoke(cli.app, ["--config", str(tmp_path / "again.toml"), "config", "show"]).stdout
+    assert tomllib.loads(again) == tomllib.loads(shown)
+    drafters = [next(line for line in text.splitlines() if "domain_drafters" in line) for text in (shown, again)]
+    assert drafters[0].endswith("  # environment") and drafters[1].endswith("  # file")
+    assert "port = 8000\n" in shown  # a default needs no source
 
 
 def test_config_show_hides_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -405,10 +423,11 @@ def test_config_show_hides_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "s3cret" not in as_toml + as_json
     set_ones = {  # TOML has no null: what is not set is left out
         section: {name: value for name, value in values.items() if value is not None}
-        for section, values in json.loads(as_json).items()
+        for section, values in json.loads(as_json)["settings"].items()
     }
     assert tomllib.loads(as_toml) == set_ones
-    assert json.loads(as_json)["records"]["url"] == "postgresql+psycopg://me:***@db/records"
+    assert json.loads(as_json)["sources"]["server.token"] == "environment"
+    assert json.loads(as_json)["settings"]["records"]["url"] == "postgresql+psycopg://me:***@db/records"
 
 
 def test_bad_settings_exit_2(tmp_path: Path) -> None:

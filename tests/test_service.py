@@ -398,6 +398,26 @@ def test_a_run_that_ended_with_its_service_goes_on_with_the_next(settings: Setti
     third.stop()
 
 
+@pytest.mark.slow
+def test_a_cancelled_run_ends_at_once_and_does_not_go_on_with_the_next_start(settings: Settings) -> None:
+    learning = settings.learning.model_copy(update={"checkpoint_seconds": 0.01, "batch_tokens": 32})
+    settings = settings.model_copy(update={"learning": learning})
+    service = Service(settings)
+    service.start()
+    serve(service, 40, "a")
+    run_id = service.retrain("person")
+    pid_of_child(service, run_id)
+    assert service.cancel_run(run_id, "wrong data") == "running"
+    assert wait(service, run_id) == "cancelled"
+    assert (get_run(service.database, run_id).error or "").startswith("Cancelled: wrong data.")
+    service.stop()
+    again = Service(settings)
+    again.start()
+    time.sleep(1.0)
+    assert get_run(again.database, run_id).state == "cancelled" and again.engine.release.version == 0
+    again.stop()
+
+
 ADVICE = "`adaptive-spec retrain --resume` goes on from its checkpoint."
 
 

@@ -13,6 +13,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 from adaptive_spec.cli import (  # noqa: I001, in the order of the help
     serving,
     records,
+    runs,
     releases,
     thresholds,
     learning,
@@ -34,6 +35,7 @@ __all__ = [
     "models",
     "records",
     "releases",
+    "runs",
     "serving",
     "thresholds",
     "tokens",

@@ -35,11 +35,13 @@ tokens_app = typer.Typer(no_args_is_help=True, help="The tokens that open routes
 releases_app = typer.Typer(
     invoke_without_command=True, help="Releases: all of them, which is live, which on trial, who runs what."
 )
+runs_app = typer.Typer(invoke_without_command=True, help="Training runs: the latest, what each told, and their end.")
 thresholds_app = typer.Typer(
     invoke_without_command=True, help="Thresholds: the numbers in force, and those set by hand."
 )
 for name, part in (
     ("releases", releases_app),
+    ("runs", runs_app),
     ("thresholds", thresholds_app),
     ("config", config_app),
     ("db", db_app),

@@ -14,11 +14,11 @@ from adaptive_spec.cli.output import say, show
 
 @config_app.command("show")
 def config_show(json_: Json = False) -> None:
-    """Print the settings in force, without secrets."""
+    """Print the settings in force and where each that is not the default comes from, without secrets."""
     from adaptive_spec.settings import load_settings
 
-    shown = load_settings().shown()
-    say(shown, "\n".join(_toml_lines(shown)), json_)
+    found = load_settings().in_effect()
+    say(found, "\n".join(_toml_lines(found["settings"], found["sources"])), json_)
 
 
 @db_app.command("upgrade")
@@ -53,11 +53,14 @@ def db_prune(
         typer.echo("Nothing was deleted.")
 
 
-def _toml_lines(shown: dict[str, Any]) -> list[str]:
+def _toml_lines(shown: dict[str, Any], sources: dict[str, str]) -> list[str]:
     lines: list[str] = []
     for section, values in shown.items():
         lines.append(f"[{section}]")
-        lines += [f"{name} = {_toml_value(value)}" for name, value in values.items() if value is not None]
+        for name, value in values.items():
+            source = sources.get(f"{section}.{name}")
+            if value is not None:
+                lines.append(f"{name} = {_toml_value(value)}{f'  # {source}' if source else ''}")
         lines.append("")
     return lines[:-1]
 

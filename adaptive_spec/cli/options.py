@@ -22,5 +22,6 @@ Traces = Annotated[
     str | None,
     typer.Option("--traces", help="Database URL, SQLite file, or folder with one; without it, the settings'."),
 ]
+Before = Annotated[int | None, typer.Option("--before", min=1, help="Only those before this number: the next page.")]
 Version = Annotated[int, typer.Argument(min=0, help="The release.")]
 Limit = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="At most so many, the latest.")]

@@ -9,9 +9,8 @@ import typer
 
 from adaptive_spec.cli.apps import app
 from adaptive_spec.cli.asking import ask, read_database
-from adaptive_spec.cli.options import Csv, Domain, Json, Limit, Url
+from adaptive_spec.cli.options import Before, Csv, Domain, Json, Limit, Url
 from adaptive_spec.cli.output import check_chart, print_json, show
-from adaptive_spec.serving.progress import own_adapters_line, progress_line
 
 if TYPE_CHECKING:
     from adaptive_spec.bench.simulate_records import RecordedSimulation
@@ -80,44 +79,25 @@ def domains(url: Url = None, json_: Json = False, csv_: Csv = False) -> None:
 
 
 @app.command()
-def runs(limit: Limit = 20, url: Url = None, json_: Json = False, csv_: Csv = False) -> None:
-    """The latest training runs."""
-
-    def direct(database: "Database") -> dict[str, Any]:
-        from adaptive_spec.serving import views
-
-        return views.runs(database, limit=limit)
-
-    found = ask(url, "/api/runs", {"limit": limit}, direct)
-    rows = [
-        {
-            **run,
-            "progress": progress_line(run.get("progress") or {}),
-            "own_adapters": own_adapters_line((run.get("report") or {}).get("own_adapters") or ()),
-        }
-        for run in found["runs"]
-    ]
-    columns = ("id", "trigger", "state", "created_at", "finished_at", "progress", "own_adapters", "release", "error")
-    show(found, rows, columns, json_, csv_)
-
-
-@app.command()
 def events(
     limit: Limit = 50,
     kind: Annotated[str | None, typer.Option(help="Only this kind.")] = None,
+    domain: Domain = None,
+    before: Before = None,
     url: Url = None,
     json_: Json = False,
     csv_: Csv = False,
 ) -> None:
     """What the service did and what befell it."""
+    query: dict[str, Any] = {"limit": limit, "kind": kind, "domain": domain, "before": before}
 
     def direct(database: "Database") -> dict[str, Any]:
         from adaptive_spec.serving import views
 
-        return views.events(database, limit=limit, kind=kind)
+        return views.events(database, **query)
 
-    found = ask(url, "/api/events", {"limit": limit, "kind": kind}, direct)
-    show(found, found["events"], ("at", "kind", "domain", "release", "detail"), json_, csv_)
+    found = ask(url, "/api/events", query, direct)
+    show(found, found["events"], ("id", "at", "kind", "domain", "release", "detail"), json_, csv_)
 
 
 @app.command()

@@ -7,7 +7,7 @@ import typer
 
 from adaptive_spec.cli.apps import app, releases_app
 from adaptive_spec.cli.asking import ask, service_at
-from adaptive_spec.cli.options import Csv, Json, Limit, Token, Url, Version
+from adaptive_spec.cli.options import Before, Csv, Json, Limit, Token, Url, Version
 from adaptive_spec.cli.output import say, show
 
 if TYPE_CHECKING:
@@ -28,18 +28,27 @@ GATE_FIGURES = (
 
 
 @releases_app.callback()
-def releases(ctx: typer.Context, url: Url = None, json_: Json = False, csv_: Csv = False) -> None:
-    """All releases and which is live."""
+def releases(
+    ctx: typer.Context,
+    before: Before = None,
+    limit: Limit = 100,
+    url: Url = None,
+    json_: Json = False,
+    csv_: Csv = False,
+) -> None:
+    """The latest releases and which is live."""
     if ctx.invoked_subcommand is not None:
         return
     from adaptive_spec.releases.report import verdict
 
+    query: dict[str, Any] = {"limit": limit, "before": before}
+
     def direct(database: "Database") -> dict[str, Any]:
         from adaptive_spec.serving import views
 
-        return views.releases(database)
+        return views.releases(database, **query)
 
-    found = ask(url, "/api/releases", {}, direct)
+    found = ask(url, "/api/releases", query, direct)
     rows = [{**row, "gate": verdict(row.get("report") or {})} for row in found["releases"]]
     if show(found, rows, ("version", "state", "gate", "parent", "created_at", "folder"), json_, csv_):
         typer.echo(f"Live: release {found['live']}")

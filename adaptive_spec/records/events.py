@@ -35,11 +35,21 @@ def add_event(
         session.add(EventRow(**event_row(kind, detail, domain, release)))
 
 
-def list_events(database: Database, limit: int = 100, kind: str | None = None) -> list[EventRecord]:
-    """Return the newest events first."""
+def list_events(
+    database: Database,
+    limit: int = 100,
+    kind: str | None = None,
+    *,
+    domain: str | None = None,
+    release: int | None = None,
+    before: int | None = None,
+) -> list[EventRecord]:
+    """Return the newest events first: of a kind, a domain, a release, with ids before one."""
     query = select(EventRow).order_by(EventRow.id.desc()).limit(limit)
-    if kind is not None:
-        query = query.where(EventRow.kind == kind)
+    wanted = {"kind": kind, "domain": domain, "release": release}
+    query = query.where(*(getattr(EventRow, name) == value for name, value in wanted.items() if value is not None))
+    if before is not None:
+        query = query.where(EventRow.id < before)
     with database.session_scope(read_only=True) as session:
         return [
             EventRecord(row.id, row.kind, row.detail, row.domain, row.release, row.at) for row in session.scalars(query)

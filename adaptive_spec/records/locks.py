@@ -11,4 +11,5 @@ class LockKey(IntEnum):
     NUMBER = 7_214_031_906  # shared while rows are numbered, exclusive to learn which numbers are all there
     RUNS = 7_214_031_907  # held while a run is begun or claimed
     OVERRIDES = 7_214_031_909  # held while thresholds are set by hand
+    ORDERS = 7_214_031_910  # held while an idempotency key is looked up and taken
     LEAD = 7_214_031_908  # held by the process that leads, for as long as its session lives

@@ -122,10 +122,17 @@ def live_version(database: Database) -> int:
         return session.scalar(select(ReleaseRow.version).where(ReleaseRow.state == "live")) or 0
 
 
-def list_releases(database: Database) -> list[ReleaseRecord]:
-    """Return every stored release, newest version first."""
+def list_releases(
+    database: Database, limit: int | None = None, *, state: str | None = None, before: int | None = None
+) -> list[ReleaseRecord]:
+    """Return the stored releases, newest version first: in a state, with versions before one."""
+    query = select(ReleaseRow).order_by(ReleaseRow.version.desc()).limit(limit)
+    if state is not None:
+        query = query.where(ReleaseRow.state == state)
+    if before is not None:
+        query = query.where(ReleaseRow.version < before)
     with database.session_scope(read_only=True) as session:
-        return [_record(row) for row in session.scalars(select(ReleaseRow).order_by(ReleaseRow.version.desc()))]
+        return [_record(row) for row in session.scalars(query)]
 
 
 def get_release(database: Database, version: int) -> ReleaseRecord:

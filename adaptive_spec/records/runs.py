@@ -11,13 +11,15 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import func, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, object_session
 
 from adaptive_spec.errors import RunError
 from adaptive_spec.records.database import Database
+from adaptive_spec.records.events import event_row
 from adaptive_spec.records.locks import LockKey
 from adaptive_spec.records.notify import notify
-from adaptive_spec.records.tables import DecoderRow, RunRow, TraceRow
+from adaptive_spec.records.run_log import STATE, log, log_progress
+from adaptive_spec.records.tables import DecoderRow, EventRow, RunRow, TraceRow
 
 REQUESTED = "requested"
 STARTED = ("queued", "running")
@@ -41,6 +43,7 @@ class RunRecord:
     report: dict[str, Any]
     settings: dict[str, Any]
     pid: int | None
+    cancel_reason: str | None = None  # somebody's who wants it ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +142,8 @@ def update_run(
         row = session.get(RunRow, run_id, with_for_update=True)
         if row is None:
             raise _unknown(run_id)
+        if progress is not None:
+            log_progress(session, run_id, row.progress, progress)
         for name, value in given.items():
             if value is not None:
                 setattr(row, name, value)
@@ -149,6 +154,28 @@ def update_run(
         if state is not None and row.state != "cancelled":
             _change_state(row, state)
         row.updated_at = datetime.now(UTC)
+
+
+def cancel_run(database: Database, run_id: int, reason: str) -> str:
+    """Have a run ended, whichever process runs it, and return its state: one that nobody has begun is ``cancelled``.
+
+    Raises:
+        RunError: it is unknown, or has ended.
+    """
+    with database.session_scope() as session:
+        database.take_turns(session, LockKey.RUNS)
+        row = session.get(RunRow, run_id, with_for_update=True)
+        if row is None:
+            raise _unknown(run_id)
+        if row.state in FINISHED:
+            raise RunError(f"Run {run_id} is {row.state} already; only an active one can be cancelled.")
+        row.cancel_reason = reason
+        if row.state == REQUESTED:
+            row.error = f"Cancelled: {reason}"
+            _change_state(row, "cancelled")
+        session.add(EventRow(**event_row("run_cancelled", {"run": run_id, "reason": reason}, None, None)))
+        notify(session)
+        return row.state
 
 
 def reopen_run(database: Database, run_id: int, *, ask: bool = False) -> None:
@@ -188,10 +215,22 @@ def get_run(database: Database, run_id: int) -> RunRecord:
         return _record(row)
 
 
-def list_runs(database: Database, limit: int = 100) -> list[RunRecord]:
-    """Return the newest first."""
+def list_runs(
+    database: Database,
+    limit: int = 100,
+    *,
+    state: str | None = None,
+    trigger: str | None = None,
+    before: int | None = None,
+) -> list[RunRecord]:
+    """Return the newest first: in a state, of a trigger, with numbers before one."""
+    query = select(RunRow).order_by(RunRow.id.desc()).limit(limit)
+    wanted = {"state": state, "trigger": trigger}
+    query = query.where(*(getattr(RunRow, name) == value for name, value in wanted.items() if value is not None))
+    if before is not None:
+        query = query.where(RunRow.id < before)
     with database.session_scope(read_only=True) as session:
-        return [_record(row) for row in session.scalars(select(RunRow).order_by(RunRow.id.desc()).limit(limit))]
+        return [_record(row) for row in session.scalars(query)]
 
 
 def learned_until(database: Database, releases: Collection[int]) -> datetime | None:
@@ -282,10 +321,15 @@ def _refuse_second(database: Database, session: Session) -> None:
 def _queue(row: RunRow, state: str) -> None:
     row.pid, row.host = os.getpid(), socket.gethostname()
     row.updated_at = datetime.now(UTC)
+    row.cancel_reason = None
     _change_state(row, state)
 
 
 def _change_state(row: RunRow, state: str) -> None:
+    session = object_session(row)
+    assert session is not None
+    if row.state != state:
+        log(session, row.id, STATE, {"state": state, **({"error": row.error} if row.error else {})})
     row.state = state
     row.finished_at = datetime.now(UTC) if state in FINISHED else None
 
@@ -326,4 +370,5 @@ def _record(row: RunRow) -> RunRecord:
         report=row.report,
         settings=row.settings,
         pid=row.pid,
+        cancel_reason=row.cancel_reason,
     )

@@ -359,6 +359,32 @@ class RunRow(Base):
     created_at: Mapped[datetime]
     updated_at: Mapped[datetime]
     finished_at: Mapped[datetime | None]
+    cancel_reason: Mapped[str | None]  # why somebody wants it ended; whoever runs it heeds that
+
+
+class RunLogRow(Base):
+    """What a run told at one time."""
+
+    __tablename__ = "run_log"
+
+    id: Mapped[int] = mapped_column(RowId, primary_key=True)
+    run_id: Mapped[int] = mapped_column(BigInteger)
+    at: Mapped[datetime]
+    kind: Mapped[str]  # state | progress | output
+    detail: Mapped[dict[str, Any]]
+
+    __table_args__ = (Index(None, "run_id", "id"),)
+
+
+class IdempotencyRow(Base):
+    """What an order was answered, under the key that its sender gave it; no answer: it is being carried out."""
+
+    __tablename__ = "idempotency_keys"
+
+    key: Mapped[str] = mapped_column(String, primary_key=True)
+    digest: Mapped[str]  # of the order
+    answer: Mapped[dict[str, Any] | None] = mapped_column(Json)
+    begun_at: Mapped[datetime]
 
 
 class DecoderRow(Base):

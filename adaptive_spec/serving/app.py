@@ -16,7 +16,7 @@ from adaptive_spec.serving.metrics import metrics_router, registry_of
 from adaptive_spec.serving.openai import openai_router
 from adaptive_spec.serving.origins import is_loopback
 from adaptive_spec.serving.ports import Service
-from adaptive_spec.serving.problems import add_handlers
+from adaptive_spec.serving.problems import add_handlers, described
 from adaptive_spec.serving.tokens import TokenFile
 from adaptive_spec.settings import ServerSettings
 
@@ -37,7 +37,7 @@ def create_app(service: Service) -> FastAPI:
     """Build the application for a service."""
     # The interactive docs load scripts from elsewhere, so only the schema is served.
     answers = HttpMetrics()
-    app = _App(service, answers, title="adaptive-spec", docs_url=None, redoc_url=None)
+    app = _App(service, answers, title="adaptive-spec", docs_url=None, redoc_url=None, responses=described())
     add_handlers(app)
     for router in (openai_router, control_router, health_router, pages_router, actions_router):
         app.include_router(router(service))

@@ -24,7 +24,7 @@ from adaptive_spec.errors import AdaptiveSpecError, DecodingError
 from adaptive_spec.serving.bodies import ChatBody, CompletionBody, GenerationBody, to_request
 from adaptive_spec.serving.choices import ChatChoices, CompletionChoices, summary
 from adaptive_spec.serving.ports import Delta, Service, Stream, Usage
-from adaptive_spec.serving.problems import answer_of, envelope
+from adaptive_spec.serving.problems import answer_of, described, envelope
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ UNFINISHED = "The request ended before its answer was whole. Send it again."
 
 def openai_router(service: Service) -> APIRouter:
     """Collect the OpenAI routes of a service."""
-    router = APIRouter(prefix="/v1")
+    router = APIRouter(prefix="/v1", responses=described(404, 429))
     decoder = service.settings.decoder
     threads = anyio.CapacityLimiter(decoder.slots + decoder.queue_limit)
     started = int(time.time())

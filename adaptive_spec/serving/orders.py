@@ -30,7 +30,7 @@ class CalibrateBody(_Body):
 class RollbackBody(_Body):
     """Which release to put live; None: the parent of the live one."""
 
-    to: int | None = Field(default=None, ge=0)
+    to: int | None = Field(default=None, ge=0, le=2**31 - 1)
     reason: Words = Field(default="asked for", max_length=500)
 
 
@@ -60,7 +60,7 @@ class OverrideBody(_Body):
     hours: float | None = None
 
 
-class ClearBody(_Body):
-    """Why an override ends before its time."""
+class ReasonBody(_Body):
+    """Why an override or a run ends before its time."""
 
     reason: Words = Field(default="asked for", min_length=1, max_length=500)

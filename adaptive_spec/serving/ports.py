@@ -176,6 +176,9 @@ class Service(Protocol):
     def retrain(self, trigger: str, *, resume: bool = False, force: bool = False) -> int:
         """Start a run, or go on with the interrupted one, and return its id; raises RunError when none can begin."""
 
+    def cancel_run(self, run_id: int, reason: str) -> str:
+        """Have a run ended, and return its state; raises RunError when it has ended."""
+
     def calibrate(self, domain: str | None = None) -> list[dict[str, Any]]:
         """Refit temperatures and thresholds now."""
 

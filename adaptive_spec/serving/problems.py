@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 
@@ -17,6 +18,7 @@ from adaptive_spec.errors import (
     DeadlineError,
     NotEnoughDataError,
     NotLeaderError,
+    OrderConflict,
     RateLimitError,
     RecordsError,
     ReleaseError,
@@ -34,6 +36,7 @@ STATUS: tuple[tuple[type[AdaptiveSpecError], int, str], ...] = (
     (BusyError, 429, "rate_limit_error"),
     (NotEnoughDataError, 409, "conflict_error"),
     (NotLeaderError, 409, "conflict_error"),
+    (OrderConflict, 409, "conflict_error"),
     (ReleaseError, 409, "conflict_error"),
     (RunError, 409, "conflict_error"),
     (RecordsError, 503, "service_unavailable_error"),
@@ -47,6 +50,37 @@ TYPES = {
     404: "not_found_error",
     408: "timeout_error",
 }
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Problem(BaseModel):
+    """The body of every error."""
+
+    error: ErrorDetail
+
+
+MEANINGS = {
+    401: "the token is missing or wrong",
+    403: "a page of another origin asked",
+    404: "there is no such thing",
+    409: "it cannot be done now, or no more; the message says why",
+    429: "too much at once; Retry-After says when to try again",
+}
+
+
+def described(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """What the schema says of errors, those of every route and these."""
+    found: dict[int | str, dict[str, Any]] = {status: {"description": MEANINGS[status]} for status in statuses}
+    found |= {"4XX": {"description": "what was asked is wrong"}, "5XX": {"description": "it failed, or not now"}}
+    return {status: {"model": Problem, **each} for status, each in found.items()}
 
 
 def envelope(message: str, kind: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:

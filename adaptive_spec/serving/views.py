@@ -12,13 +12,14 @@ from typing import Any
 
 from adaptive_spec.calibration.watch import StreamState
 from adaptive_spec.decoding.budget import Budget
-from adaptive_spec.errors import ReleaseError, RunError
+from adaptive_spec.errors import ReleaseError, RequestError, RunError
 from adaptive_spec.records import calibrations as calibration_records
 from adaptive_spec.records import canaries as canary_records
 from adaptive_spec.records import decoders as decoder_records
 from adaptive_spec.records import domains as domain_records
 from adaptive_spec.records import events as event_records
 from adaptive_spec.records import releases as release_records
+from adaptive_spec.records import run_log as run_log_records
 from adaptive_spec.records import runs as run_records
 from adaptive_spec.records import statistics
 from adaptive_spec.records.database import Database
@@ -90,9 +91,16 @@ def series(
     return found
 
 
-def runs(database: Database, *, limit: int = 20) -> dict[str, Any]:
+def runs(
+    database: Database,
+    *,
+    limit: int = 20,
+    state: str | None = None,
+    trigger: str | None = None,
+    before: int | None = None,
+) -> dict[str, Any]:
     """The latest training runs."""
-    return {"runs": plain(run_records.list_runs(database, limit))}
+    return {"runs": plain(run_records.list_runs(database, limit, state=state, trigger=trigger, before=before))}
 
 
 def run(database: Database, run_id: int) -> dict[str, Any] | None:
@@ -105,10 +113,17 @@ def run(database: Database, run_id: int) -> dict[str, Any] | None:
     return found
 
 
-def releases(database: Database) -> dict[str, Any]:
-    """All releases and the live one; 0 is the base draft."""
+def run_log(database: Database, run_id: int, *, limit: int = 200) -> dict[str, Any]:
+    """What a run told, oldest first."""
+    return {"run": run_id, "entries": plain(run_log_records.run_log(database, run_id, limit))}
+
+
+def releases(
+    database: Database, *, limit: int | None = None, state: str | None = None, before: int | None = None
+) -> dict[str, Any]:
+    """The latest releases, without a limit all, and the live one; 0 is the base draft."""
     live = release_records.live_version(database)
-    return {"live": live, "releases": plain(release_records.list_releases(database))}
+    return {"live": live, "releases": plain(release_records.list_releases(database, limit, state=state, before=before))}
 
 
 def decoders(database: Database, *, gone_seconds: float) -> dict[str, Any]:
@@ -146,9 +161,18 @@ def release(database: Database, folder: Path, version: int) -> dict[str, Any]:
     return {**found, **parts, "unreadable": unreadable}
 
 
-def events(database: Database, *, limit: int = 50, kind: str | None = None) -> dict[str, Any]:
+def events(
+    database: Database,
+    *,
+    limit: int = 50,
+    kind: str | None = None,
+    domain: str | None = None,
+    release: int | None = None,
+    before: int | None = None,
+) -> dict[str, Any]:
     """What the service did and what befell it."""
-    return {"events": plain(event_records.list_events(database, limit, kind=kind))}
+    found = event_records.list_events(database, limit, kind, domain=domain, release=release, before=before)
+    return {"events": plain(found)}
 
 
 def traces(database: Database, *, domain: str | None = None) -> dict[str, Any]:
@@ -207,4 +231,9 @@ def calibrations(database: Database, *, domain: str | None = None, limit: int = 
 
 
 def _aware(at: datetime | None) -> datetime | None:
-    return at.replace(tzinfo=UTC) if at is not None and at.tzinfo is None else at
+    if at is None:
+        return None
+    try:
+        return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+    except OverflowError as error:
+        raise RequestError(f"{at} lies outside of all time in UTC.") from error

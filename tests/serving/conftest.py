@@ -166,6 +166,9 @@ class Service:
             raise RunError("A run is active. Wait for its end.")
         return run_records.create_run(self.database, trigger, {})
 
+    def cancel_run(self, run_id: int, reason: str) -> str:
+        return run_records.cancel_run(self.database, run_id, reason)
+
     def calibrate(self, domain: str | None = None) -> list[dict[str, Any]]:
         return [{"domain": domain or POOLED, "thresholds": Thresholds()}]
 

@@ -13,8 +13,10 @@ from adaptive_spec.records import calibrations as calibration_records
 from adaptive_spec.records import canaries as canary_records
 from adaptive_spec.records import events as event_records
 from adaptive_spec.records import releases as release_records
+from adaptive_spec.records import runs as run_records
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.decoders import Sign, give_sign
+from adaptive_spec.records.run_log import log_output
 from adaptive_spec.records.spans import floor
 from adaptive_spec.releases.bundle import write_bundle
 from adaptive_spec.releases.registry import refuse
@@ -144,6 +146,27 @@ def test_retrain_starts_one_run_at_a_time(client: TestClient) -> None:
     assert [run["id"] for run in client.get("/api/runs").json()["runs"]] == [run_id]
     assert client.post("/api/retrain", json={"trigger": "again"}).status_code == 409
     assert "interrupted" in client.post("/api/retrain", json={"resume": True}).json()["error"]["message"]
+
+
+def test_a_run_is_cancelled_and_tells(client: TestClient, service: Any) -> None:
+    run_id = client.post("/api/retrain").json()["run_id"]
+    for progress in ({"phase": "load"}, {"phase": "distil", "step": 1}, {"phase": "distil", "step": 2}):
+        run_records.update_run(service.database, run_id, state="running", progress=progress)
+    log_output(service.database, run_id, "\n".join(f"line {number}" for number in range(300)) + "\n" + "x" * 999)
+    answer = client.post(f"/api/runs/{run_id}/cancel", json={"reason": "wrong data"})
+    assert (answer.status_code, answer.json()) == (202, {"run_id": run_id, "state": "running"})
+    assert client.get(answer.headers["Location"]).json()["cancel_reason"] == "wrong data"
+    run_records.update_run(service.database, run_id, error="Cancelled.", state="cancelled")
+    assert client.post(f"/api/runs/{run_id}/cancel").status_code == 409
+    entries = client.get(f"/api/runs/{run_id}/log").json()["entries"]
+    assert [entry["kind"] for entry in entries] == ["progress", "state", "progress", "output", "state"]
+    assert entries[2]["detail"] == {"phase": "distil", "step": 1}
+    assert [len(entries[3]["detail"]["lines"]), len(entries[3]["detail"]["lines"][-1])] == [200, 500]
+    assert entries[-1]["detail"] == {"state": "cancelled", "error": "Cancelled."}
+    assert len(client.get(f"/api/runs/{run_id}/log?limit=1").json()["entries"]) == 1
+    assert client.get("/api/runs/9/log").status_code == client.post("/api/runs/9/cancel").status_code == 404
+    (event,) = client.get("/api/events?kind=run_cancelled").json()["events"]
+    assert event["detail"] == {"run": run_id, "reason": "wrong data"}
 
 
 def test_unknown_run_and_route(client: TestClient) -> None:
