@@ -13,7 +13,9 @@ from adaptive_spec.cli import app
 from adaptive_spec.settings import Settings
 
 ROOT = Path(__file__).parent.parent
-METRICS = set(re.findall(r"^\| `(adaptive_spec_[a-z_]+)`", (ROOT / "docs" / "http.md").read_text(), re.MULTILINE))
+METRICS = set(
+    re.findall(r"^\| `(adaptive_spec_[a-z_]+)`", (ROOT / "docs" / "observability.md").read_text(), re.MULTILINE)
+)
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 

@@ -92,7 +92,8 @@ def test_settings_are_frozen_and_survive_json(tmp_path: Path) -> None:
     with pytest.raises(ValidationError):
         settings.decoder.slots = 4
     (tmp_path / "adaptive-spec.toml").write_text(TOML)  # a child process in the same folder keeps what it was given
-    assert Settings.model_validate_json(settings.model_dump_json()) == settings
+    again = Settings.model_validate_json(settings.model_dump_json())
+    assert again.model_dump() == settings.model_dump()  # where each comes from is this process's own matter
 
 
 def test_the_token_stays_out_of_logs() -> None:

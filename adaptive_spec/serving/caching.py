@@ -20,7 +20,7 @@ class ETagRoute(APIRoute):
             if response.status_code != 200 or request.method != "GET":
                 return response
             tag = f'W/"{sha256(bytes(response.body)).hexdigest()[:32]}"'
-            response.headers.update({"ETag": tag, "Cache-Control": "no-cache"})
+            response.headers.update({"ETag": tag, "Cache-Control": "private, no-cache"})
             known = {each.strip() for each in request.headers.get("if-none-match", "").split(",")}
             if not known & {tag, "*"}:
                 return response

@@ -20,6 +20,9 @@ _KNOWN_CLIENTS = 10_000
 _AGAIN_SECONDS = 1.0  # when a running request may have ended; nobody knows
 
 
+_ROUNDING = 1e-6  # of an amount: whoever waits as long as told finds it there
+
+
 class Bucket:
     """Fills evenly with what a minute brings, up to that much.  More may be taken than it holds: then it owes.
 
@@ -42,7 +45,8 @@ class Bucket:
         """How long until it holds an amount; 0: it does."""
         if not self._per_minute:
             return 0.0
-        return max(0.0, (amount - self._level_at(now)) * 60 / self._per_minute)
+        missing = amount - self._level_at(now)
+        return missing * 60 / self._per_minute if missing > _ROUNDING else 0.0
 
     def _level_at(self, now: float) -> float:
         return min(self._per_minute, self._level + (now - self._at) * self._per_minute / 60)

@@ -51,7 +51,7 @@ def test_no_client_gets_more_than_its_rate_and_one_burst(per_minute: int, pauses
             clock.now += error.retry_after_seconds
             table.release(table.admit("a"))  # what it was told holds
         admitted += 1
-    assert admitted <= per_minute + clock.now * per_minute / 60 + 1e-6
+    assert admitted <= per_minute + clock.now * per_minute / 60 + 1e-3
 
 
 def test_concurrency_is_bounded_per_client_and_in_all() -> None:
