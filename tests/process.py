@@ -85,7 +85,7 @@ def start(environment: dict[str, str], port: int, log: Path) -> "subprocess.Pope
 def _is_ready(process: "subprocess.Popen[bytes]", port: int) -> bool:
     if process.poll() is not None:
         raise RuntimeError("it has ended")
-    return call(f"http://127.0.0.1:{port}/readyz") == {"status": "ok"}
+    return call(f"http://127.0.0.1:{port}/readyz")["status"] == "ok"
 
 
 def stop(process: "subprocess.Popen[bytes]") -> None:

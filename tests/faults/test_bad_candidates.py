@@ -20,6 +20,7 @@ LEARNING = {
     "LEARNING__LEARNING_RATE": 0.01,
     "LEARNING__RANK": 8,
     "LEARNING__BATCH_TOKENS": 256,
+    "LEARNING__MAX_SLOWDOWN_SHARE": 1,  # clients never stop asking, and a run that yields to them would take for ever
 }
 
 
