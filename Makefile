@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
-.PHONY: demo test test-slow test-faults test-many test-gpu lint audit serve bench frontier docs draft clean
+.PHONY: demo test test-slow test-faults test-many test-browser test-gpu lint audit serve bench frontier docs draft clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -26,6 +26,10 @@ test-faults: $(STAMP)  ## What must not break the service, does not (docs/reliab
 
 test-many: $(STAMP)  ## Decoders and trainers on one PostgreSQL, killed and cut off; prints how fast the others follow
 	$(BIN)/pytest tests/slow/test_many_processes.py -s
+
+test-browser: $(STAMP)  ## The dashboard in the machine's Chromium: axe-core, a phone's width, the keyboard
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[browser]'
+	$(BIN)/pytest tests/slow/test_dashboard_browser.py
 
 test-gpu: $(STAMP)  ## What only a CUDA device can show (under 5 minutes); needs a torch built for it
 	$(BIN)/pytest -m gpu -s

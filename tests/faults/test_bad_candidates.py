@@ -34,7 +34,7 @@ def refusal(place: Place, traces: list[Trace]) -> str:
         traffic.more()
         assert place.live() == 0 == live_version(place.database)
         (record,) = list_releases(place.database)
-        assert record.state == "refused" and record.folder is None and not list(place.releases.glob("release-*"))
+        assert record.state == "refused"  # its bundle stays, to be looked at
     traffic.check()
     assert process.returncode == 0
     place.check_records(traffic)
@@ -51,14 +51,14 @@ def test_an_adapter_that_lowers_acceptance(place: Place) -> None:
     traces = honest_traces(place.models.pair, 120, "a", seed=1)
     held_out = [trace for trace in traces if is_held_out(trace.tokens, trace.prompt_tokens, 0.2)]
     training = [trace for trace in traces if not is_held_out(trace.tokens, trace.prompt_tokens, 0.2)]
-    assert "gain over all domains" in refusal(place, [*held_out, *poisoned(training)])
+    assert "no gain is certain" in refusal(place, [*held_out, *poisoned(training)])
 
 
 def test_a_poisoned_domain(place: Place) -> None:
-    """A domain of which all is changed, held-out requests too: it gains, and another one pays for it."""
+    """A domain of which all is changed, held-out requests too: whatever it learns there is no gain over all."""
     pair = place.models.pair
     flood = poisoned(honest_traces(pair, 120, "flood", seed=2))
-    assert "domain 'a' loses" in refusal(place, [*honest_traces(pair, 60, "a", seed=1), *flood])
+    assert refusal(place, [*honest_traces(pair, 60, "a", seed=1), *flood]).startswith(("goodput: ", "domains: "))
 
 
 def test_answers_that_loop_teach_nothing(place: Place) -> None:

@@ -66,13 +66,14 @@ def test_an_active_run_is_shown_as_it_goes_on(full: Service, client: TestClient)
     update_run(full.database, run_id, state="running", progress={"phase": "distil", "step": 3, "steps": 12})
     for path in ("/", f"/runs/{run_id}"):
         text = text_of(client, path)
-        assert "<i>" not in text and 'value="0.25"' in text and 'http-equiv="refresh"' in text
+        assert "<i>" not in text and 'value="0.25"' in text and "refresh" not in text
+    assert 'http-equiv="refresh"' in text_of(client, f"/runs/{run_id}?live=true")
     report = {
         "reasons": ["too bad"],
         "checks": [{"name": "goodput", "passed": False, "reason": "lower", "figures": {}}],
     }
     update_run(full.database, run_id, state="refused", report=report)
-    text = text_of(client, f"/runs/{run_id}")
+    text = text_of(client, f"/runs/{run_id}?live=true")
     assert "too bad" in text and "lower" in text and "refresh" not in text
     assert "refused" in text_of(client, "/runs") and client.get("/runs/99").status_code == 404
 

@@ -28,7 +28,7 @@ from adaptive_spec.serving.thresholds import thresholds_view
 
 OVERVIEW_DAYS = 7
 STRETCHES = (1 / 24, 1, 7, 30)  # days that a domain's page offers
-REFRESH_SECONDS = 5  # of a page that shows a run under way
+REFRESH_SECONDS = 5  # of a run's page, once somebody wants it to follow
 _ACTIVE = ("requested", "queued", "running")
 _MOST_EVENTS = 200
 
@@ -98,7 +98,6 @@ def pages_router(service: Service) -> APIRouter:
         return page(
             "overview.html",
             "/",
-            refresh=REFRESH_SECONDS if run else None,
             notice=notice,
             model=service.settings.model.target,
             live=engine.release.version,
@@ -149,7 +148,7 @@ def pages_router(service: Service) -> APIRouter:
         return page("runs.html", "/runs", columns=RUN_COLUMNS, runs=rows)
 
     @router.get("/runs/{run_id}")
-    def of_run(run_id: int) -> HTMLResponse:
+    def of_run(run_id: int, live: bool = False) -> HTMLResponse:
         run = views.run(database, run_id)
         if run is None:
             raise HTTPException(404, f"There is no run {run_id}.")
@@ -164,7 +163,8 @@ def pages_router(service: Service) -> APIRouter:
         return page(
             "run.html",
             "/runs",
-            refresh=REFRESH_SECONDS if run["state"] in _ACTIVE else None,
+            refresh=REFRESH_SECONDS if live and run["state"] in _ACTIVE else None,
+            active=run["state"] in _ACTIVE,
             run=run,
             share=row["share"],
             summary=summary,
