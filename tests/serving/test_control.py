@@ -247,7 +247,7 @@ def test_a_refused_release_is_shown_and_forced(client: TestClient, service: Any)
     assert client.post("/api/releases/1/publish", json={"force": True, "reason": "I know"}).json() == {"live": 1}
     assert client.get("/api/releases/1").json()["gate"]["override"]["reason"] == "I know"
     assert client.get("/api/events?kind=release_forced").json()["events"][0]["release"] == 1
-    assert "forced over goodput: I know" in client.get("/").text
+    assert "forced over goodput: I know" in client.get("/releases").text
 
 
 def test_events(client: TestClient, service: Any) -> None:
