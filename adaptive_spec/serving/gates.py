@@ -22,8 +22,15 @@ def behind_gates(app: ASGIApp, service: Service) -> ASGIApp:
         app = CORSMiddleware(
             app,
             allow_origins=server.allowed_origins,
-            allow_methods=("GET", "POST", "DELETE"),
-            allow_headers=("Authorization", "Content-Type", "X-Domain"),
-            expose_headers=("Retry-After",),
+            allow_methods=("GET", "POST", "PUT", "DELETE"),
+            allow_headers=(
+                "Authorization",
+                "Content-Type",
+                "Idempotency-Key",
+                "If-None-Match",
+                "X-Domain",
+                "X-Request-Id",
+            ),
+            expose_headers=("ETag", "Link", "Location", "Retry-After", "X-Request-Id"),
         )
     return SecurityHeaders(Origins(app, server))

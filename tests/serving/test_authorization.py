@@ -186,6 +186,9 @@ def test_cors_is_closed_but_to_listed_origins(open_app: Callable[..., TestClient
     )
     assert preflight.status_code == 200
     assert preflight.headers["Access-Control-Allow-Origin"] == "https://ui.example"
+    setting = {**asking, "Access-Control-Request-Method": "PUT"}
+    setting["Access-Control-Request-Headers"] = "authorization,content-type,idempotency-key,if-none-match"
+    assert opened.options("/api/thresholds/code", headers=setting).status_code == 200
     assert opened.options("/v1/completions", headers={**asking, "Origin": "https://evil.example"}).status_code == 400
     told = opened.post("/v1/completions", json={"prompt": "x"}, headers={"Origin": "https://ui.example"})
     assert told.status_code == 401 and told.headers["Access-Control-Allow-Origin"] == "https://ui.example"
