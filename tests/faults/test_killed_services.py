@@ -42,7 +42,8 @@ def test_what_was_written_stays_and_the_live_release_is_the_same(place: Place) -
     [
         "adaptive_spec.releases.bundle:read_bundle",
         "adaptive_spec.releases.adapter:load_adapter_delta",
-        "adaptive_spec.models.weights:DraftWeights.merge",
+        "adaptive_spec.models.weights:DraftWeights._merged",
+        "adaptive_spec.decoding.served:Lineup.swap",
         "adaptive_spec.records.writer:Writer.event",  # the new weights are in, and nobody has been told
     ],
 )
