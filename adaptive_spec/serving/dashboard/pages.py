@@ -15,8 +15,10 @@ from adaptive_spec.records.canaries import CanaryRecord, list_canaries
 from adaptive_spec.records.domains import list_domains
 from adaptive_spec.records.events import list_events
 from adaptive_spec.records.releases import RELEASE_LIVE
+from adaptive_spec.records.runs import ACTIVE, active_run
 from adaptive_spec.records.series import Bucket, Series, time_series
 from adaptive_spec.records.slices import Slice
+from adaptive_spec.records.spans import LENGTHS
 from adaptive_spec.releases.difference import differences
 from adaptive_spec.releases.report import verdict
 from adaptive_spec.serving import views
@@ -29,7 +31,6 @@ from adaptive_spec.serving.thresholds import thresholds_view
 OVERVIEW_DAYS = 7
 STRETCHES = (1 / 24, 1, 7, 30)  # days that a domain's page offers
 REFRESH_SECONDS = 5  # of a run's page, once somebody wants it to follow
-_ACTIVE = ("requested", "queued", "running")
 _MOST_EVENTS = 200
 
 # name, label, kind
@@ -93,7 +94,7 @@ def pages_router(service: Service) -> APIRouter:
     @router.get("/")
     def overview(notice: Annotated[str | None, Query(max_length=300)] = None) -> HTMLResponse:
         engine = service.engine
-        run = next((row for row in views.runs(database, limit=5)["runs"] if row["state"] in _ACTIVE), None)
+        run = active_run(database)
         pauses = engine.pauses
         return page(
             "overview.html",
@@ -109,7 +110,7 @@ def pages_router(service: Service) -> APIRouter:
             days=OVERVIEW_DAYS,
             domain_columns=DOMAIN_COLUMNS,
             domains=[_domain_row(service, row) for row in views.stats(database, days=OVERVIEW_DAYS)["domains"]],
-            run=_run_row(run) if run else None,
+            run=_run_row(views.plain(run)) if run else None,
             decoder_columns=DECODER_COLUMNS,
             decoders=views.decoders(database, gone_seconds=service.settings.cluster.gone_seconds)["decoders"],
             event_columns=EVENT_COLUMNS,
@@ -163,8 +164,8 @@ def pages_router(service: Service) -> APIRouter:
         return page(
             "run.html",
             "/runs",
-            refresh=REFRESH_SECONDS if live and run["state"] in _ACTIVE else None,
-            active=run["state"] in _ACTIVE,
+            refresh=REFRESH_SECONDS if live and run["state"] in ACTIVE else None,
+            active=run["state"] in ACTIVE,
             run=run,
             share=row["share"],
             summary=summary,
@@ -221,14 +222,11 @@ def _points(series: Series, name: str) -> Points:
     found: list[tuple[datetime, float | None]] = []
     last: Bucket | None = None
     for bucket in series.buckets:
-        if last is not None and bucket.start - last.start > 4 * _LENGTH[series.bucket]:
+        if last is not None and bucket.start - last.start > 4 * LENGTHS[series.bucket]:
             found.append((last.start, None))
         found.append((bucket.start, getattr(bucket, name)))
         last = bucket
     return found
-
-
-_LENGTH = {"minute": timedelta(minutes=1), "hour": timedelta(hours=1), "day": timedelta(days=1)}
 
 
 def _over_time(series: Series, name: str, title: str, unit: str, markers: Sequence[Marker]) -> Markup:
@@ -368,7 +366,7 @@ def _run_row(row: Mapping[str, Any]) -> dict[str, Any]:
         "at": _moment(row["created_at"]),
         "line": progress_line(progress),
         "own_adapters": own_adapters_line(row["report"].get("own_adapters", ())),
-        "share": progress["step"] / steps if steps and row["state"] in _ACTIVE and "step" in progress else None,
+        "share": progress["step"] / steps if steps and row["state"] in ACTIVE and "step" in progress else None,
     }
 
 
