@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
 
@@ -29,6 +29,7 @@ _RETRY_SECONDS = (0.1, 5.0)  # first and longest wait while the database is away
 _OUTAGE = (OperationalError, InterfaceError, OSError)
 
 Item = Outcome | Trace
+Kind = TypeVar("Kind", Outcome, Trace)
 
 
 class Writer:
@@ -123,8 +124,8 @@ class Writer:
         swept = time.monotonic()
         while True:
             batch = self._next_batch()
-            self._settle([item for item in batch if isinstance(item, Trace)])
-            self._settle([item for item in batch if not isinstance(item, Trace)])
+            self._settle([item for item in batch if isinstance(item, Trace)], self._traces.add)
+            self._settle([item for item in batch if not isinstance(item, Trace)], self._write_outcomes)
             self._oldest = None
             if not batch and self._closing.is_set():
                 return
@@ -140,7 +141,7 @@ class Writer:
             self._flushing = bool(self._items)
             return batch
 
-    def _settle(self, batch: Sequence[Item]) -> None:
+    def _settle(self, batch: Sequence[Kind], write: Callable[[Sequence[Kind]], object]) -> None:
         """Write a batch however long it takes; give up rows that the database refuses, or at the closing deadline.
 
         Traces and rows come in batches of their own, so that a retry for one part does not count the other twice.
@@ -150,7 +151,7 @@ class Writer:
         wait_seconds, longest = _RETRY_SECONDS
         while True:
             try:
-                num_written = self._write(batch)
+                num_written = self._write(batch, write)
                 break
             except _OUTAGE as error:
                 if wait_seconds == _RETRY_SECONDS[0]:
@@ -172,10 +173,10 @@ class Writer:
         else:
             self._closing.wait(seconds)
 
-    def _write(self, batch: Sequence[Item]) -> int:
+    def _write(self, batch: Sequence[Kind], write: Callable[[Sequence[Kind]], object]) -> int:
         """Write a batch in one go, or, when the database refuses a row of it, row by row."""
         try:
-            self._write_all(batch)
+            write(batch)
             return len(batch)
         except _OUTAGE:
             raise
@@ -183,17 +184,12 @@ class Writer:
             if len(batch) == 1:
                 logger.exception("a record is dropped, the database refuses it")
                 return 0
-            return sum(self._write([item]) for item in batch)
+            return sum(self._write([item], write) for item in batch)
 
-    def _write_all(self, batch: Sequence[Item]) -> None:
-        traces = [item for item in batch if isinstance(item, Trace)]
-        outcomes = [item for item in batch if not isinstance(item, Trace)]
-        if traces:
-            self._traces.add(traces)
-        if outcomes:
-            with self._database.session_scope() as session:
-                for table, columns in in_bulk(outcomes):
-                    self._database.insert_many(session, table, columns)
+    def _write_outcomes(self, outcomes: Sequence[Outcome]) -> None:
+        with self._database.session_scope() as session:
+            for table, columns in in_bulk(outcomes):
+                self._database.insert_many(session, table, columns)
 
     def _tend(self, work: Callable[[], None]) -> None:
         try:
