@@ -8,15 +8,15 @@ FROM python:3.11-slim-bookworm AS build
 # and is some gigabytes larger than the one for the CPU alone.
 ARG TORCH_INDEX_URL=""
 RUN python -m venv /opt/adaptive-spec
-ENV PATH=/opt/adaptive-spec/bin:$PATH
+ENV PATH=/opt/adaptive-spec/bin:$PATH PIP_CACHE_DIR=/var/cache/pip
 WORKDIR /source
 COPY constraints.txt ./
-RUN --mount=type=cache,target=/root/.cache/pip \
+RUN --mount=type=cache,target=/var/cache/pip \
     pip install --constraint constraints.txt ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} torch
 COPY pyproject.toml README.md LICENSE ./
 COPY migrations migrations
 COPY adaptive_spec adaptive_spec
-RUN --mount=type=cache,target=/root/.cache/pip \
+RUN --mount=type=cache,target=/var/cache/pip \
     pip install --constraint constraints.txt ".[postgres,s3]"
 
 FROM python:3.11-slim-bookworm AS runtime-cpu
