@@ -34,7 +34,7 @@ def stats(
     csv_: Csv = False,
 ) -> None:
     """Acceptance, speed and divergence per domain, or over time: adaptive-spec stats --series --days 7 --csv"""
-    query: dict[str, Any] = {
+    about: dict[str, Any] = {
         "domain": domain,
         "release": release,
         "policy": policy,
@@ -42,16 +42,16 @@ def stats(
         "verifier": verifier,
     }
     if series:
-        _show_series(query, days, bucket, url, json_, csv_)
+        _show_series(about, days, bucket, url, json_, csv_)
         return
-    query["days"] = days
 
     def direct(database: "Database") -> dict[str, Any]:
+        from adaptive_spec.records.slices import Slice
         from adaptive_spec.serving import views
 
-        return views.stats(database, **query)
+        return views.stats(database, Slice(**about), days=days)
 
-    found = ask(url, "/api/stats", query, direct)
+    found = ask(url, "/api/stats", {**about, "days": days}, direct)
     columns = (
         "domain",
         "num_requests",
@@ -211,9 +211,10 @@ def _show_series(
     since = None if days is None else datetime.now(UTC) - timedelta(days=days)
 
     def direct(database: "Database") -> dict[str, Any]:
+        from adaptive_spec.records.slices import Slice
         from adaptive_spec.serving import views
 
-        return views.series(database, **about, since=since, bucket=bucket)  # type: ignore[arg-type]
+        return views.series(database, Slice(**about), since=since, bucket=bucket)  # type: ignore[arg-type]
 
     query = {**about, "since": since.isoformat() if since else None, "bucket": bucket}
     found = ask(url, "/api/series", query, direct)

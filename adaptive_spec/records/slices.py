@@ -11,11 +11,11 @@ from adaptive_spec.records.tables import RequestCountRow, RequestRow
 class Slice:
     """Which steps and requests; None: all."""
 
-    domain: str | None
-    release: int | None
-    policy: str | None
-    drafter: str | None
-    verifier: str | None
+    domain: str | None = None
+    release: int | None = None
+    policy: str | None = None
+    drafter: str | None = None
+    verifier: str | None = None
 
     def of(self, table: Any, *names: str) -> list[Any]:
         """The conditions on these columns."""

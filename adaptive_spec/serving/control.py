@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from adaptive_spec.core import ThresholdOverride
 from adaptive_spec.errors import ReleaseError
 from adaptive_spec.records.run_log import MOST_ENTRIES
+from adaptive_spec.records.slices import Slice
 from adaptive_spec.records.spans import Span
 from adaptive_spec.serving import views
 from adaptive_spec.serving.caching import ETagRoute, link_next
@@ -36,6 +37,15 @@ Word = Annotated[str | None, Query(max_length=200, pattern=r"^[^\x00]*$")]  # Po
 Days = Annotated[float | None, Query(ge=0, le=36_500)]
 
 
+def _about(
+    domain: Word = None, release: Number = None, policy: Word = None, drafter: Word = None, verifier: Word = None
+) -> Slice:
+    return Slice(domain, release, policy, drafter, verifier)
+
+
+About = Annotated[Slice, Depends(_about)]
+
+
 def control_router(service: Service) -> APIRouter:
     """Collect the control routes of a service."""
     router = APIRouter()
@@ -52,46 +62,14 @@ def _reads(service: Service) -> APIRouter:
         return views.domains(service.database)
 
     @router.get("/stats")
-    def stats(
-        domain: Word = None,
-        release: Number = None,
-        policy: Word = None,
-        drafter: Word = None,
-        verifier: Word = None,
-        days: Days = None,
-    ) -> dict[str, Any]:
-        return views.stats(
-            service.database,
-            domain=domain,
-            release=release,
-            policy=policy,
-            drafter=drafter,
-            verifier=verifier,
-            days=days,
-        )
+    def stats(about: About, days: Days = None) -> dict[str, Any]:
+        return views.stats(service.database, about, days=days)
 
     @router.get("/series")
     def series(
-        domain: Word = None,
-        release: Number = None,
-        policy: Word = None,
-        drafter: Word = None,
-        verifier: Word = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        bucket: Span | None = None,
+        about: About, since: datetime | None = None, until: datetime | None = None, bucket: Span | None = None
     ) -> dict[str, Any]:
-        return views.series(
-            service.database,
-            domain=domain,
-            release=release,
-            policy=policy,
-            drafter=drafter,
-            verifier=verifier,
-            since=since,
-            until=until,
-            bucket=bucket,
-        )
+        return views.series(service.database, about, since=since, until=until, bucket=bucket)
 
     @router.get("/runs")
     def runs(

@@ -30,6 +30,8 @@ from adaptive_spec.records.spans import Span
 from adaptive_spec.records.trace_statistics import trace_statistics
 from adaptive_spec.releases.bundle import read_description
 
+ALL = Slice()
+
 
 def plain(value: Any) -> Any:
     """Turn records into what JSON can carry: dataclasses to objects, times to ISO 8601."""
@@ -51,32 +53,16 @@ def domains(database: Database) -> dict[str, Any]:
     return {"domains": domain_records.list_domains(database)}
 
 
-def stats(
-    database: Database,
-    *,
-    domain: str | None = None,
-    release: int | None = None,
-    policy: str | None = None,
-    drafter: str | None = None,
-    verifier: str | None = None,
-    days: float | None = None,
-) -> dict[str, Any]:
+def stats(database: Database, about: Slice = ALL, *, days: float | None = None) -> dict[str, Any]:
     """Acceptance, speed and divergence per domain; of the last so many days."""
     since = None if days is None else datetime.now(UTC) - timedelta(days=days)
-    rows = statistics.domain_statistics(
-        database, domain=domain, release=release, since=since, policy=policy, drafter=drafter, verifier=verifier
-    )
-    return {"domains": plain(rows)}
+    return {"domains": plain(statistics.domain_statistics(database, since=since, **dataclasses.asdict(about)))}
 
 
 def series(
     database: Database,
+    about: Slice = ALL,
     *,
-    domain: str | None = None,
-    release: int | None = None,
-    policy: str | None = None,
-    drafter: str | None = None,
-    verifier: str | None = None,
     since: datetime | None = None,
     until: datetime | None = None,
     bucket: Span | None = None,
@@ -86,7 +72,6 @@ def series(
     Raises:
         RequestError: there would be nothing or too much.
     """
-    about = Slice(domain, release, policy, drafter, verifier)
     found: dict[str, Any] = plain(time_series(database, about, since=_aware(since), until=_aware(until), bucket=bucket))
     return found
 

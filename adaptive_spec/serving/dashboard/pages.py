@@ -190,7 +190,7 @@ def _domain_row(service: Service, row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _of_domain(service: Service, domain: str, days: float) -> dict[str, Any]:
     database = service.database
-    (row,) = views.stats(database, domain=domain, days=days)["domains"] or [None]
+    (row,) = views.stats(database, Slice(domain), days=days)["domains"] or [None]
     series = _series(service, domain, days)
     markers = _markers(service, series.since)
     standing = thresholds_view(database, service.engine.release)
@@ -214,7 +214,7 @@ def _of_domain(service: Service, domain: str, days: float) -> dict[str, Any]:
 
 def _series(service: Service, domain: str, days: float) -> Series:
     since = datetime.now(UTC) - timedelta(days=days)
-    return time_series(service.database, Slice(domain, None, None, None, None), since=since)
+    return time_series(service.database, Slice(domain), since=since)
 
 
 def _points(series: Series, name: str) -> Points:
