@@ -6,7 +6,6 @@ that a long ablation can be interrupted and continued: what the file holds is no
 """
 
 import copy
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +16,7 @@ import numpy as np
 from pydantic import ValidationError
 from transformers import PreTrainedModel
 
+from adaptive_spec.bench.kept import append, read_kept, rewrite
 from adaptive_spec.core import POOLED, Trace
 from adaptive_spec.errors import NotEnoughDataError, SettingsError
 from adaptive_spec.learning.distil import distil
@@ -125,16 +125,15 @@ def train_all(
     """
     _check(traces, chosen, target)
     before = score(draft, held_out, chain_length)
-    kept = _read(out)
-    out.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")  # without a line cut short
+    kept = read_kept(out)
+    rewrite(out, kept)  # without a line cut short
     done = {(row["variation"], row["seed"]): row for row in kept}
     wanted = [(one, seed) for seed in range(seeds) for one in chosen]
     for number, (one, seed) in enumerate(wanted, start=1):
         if (one.name, seed) not in done:
             told = partial(_told, tell, f"{number} of {len(wanted)}: {one.name}, seed {seed}")
             row = _trained(draft, traces, held_out, one, seed, chain_length, before, told, target)
-            with out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+            append(out, row)
             done[one.name, seed] = row
     return [done[one.name, seed] for one, seed in wanted]
 
@@ -215,14 +214,3 @@ def _by_domain(before: Sequence[TraceScore], after: Sequence[TraceScore]) -> dic
         }
         for domain in sorted(domains)
     }
-
-
-def _read(out: Path) -> list[dict[str, Any]]:
-    """The records of a file; a last line that a kill cut short is left out."""
-    rows: list[dict[str, Any]] = []
-    for line in out.read_text(encoding="utf-8").splitlines() if out.exists() else ():
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            break
-    return rows

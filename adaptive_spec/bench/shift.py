@@ -4,6 +4,8 @@ Exact verification keeps the target's output, so what a request leaves on record
 it.  Recorded traces are therefore logged once more, in this order, into a database of its own, and the pipeline makes
 releases of them as it does for a service: in its own process, from its own data, past the gate.  Each release is
 judged on the held-out requests of all domains.  The bar is an oracle, trained offline on all of the new domain at once.
+
+This takes hours, and can be interrupted and continued: what the records hold is not done again.
 """
 
 import copy
@@ -11,13 +13,15 @@ import json
 import random
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from adaptive_spec.bench.kept import append, read_kept, rewrite
 from adaptive_spec.bench.ours import measured_cost
 from adaptive_spec.core import Release, Trace
 from adaptive_spec.errors import GateRefused, NotEnoughDataError, SettingsError
@@ -33,7 +37,7 @@ from adaptive_spec.models.weights import DraftWeights
 from adaptive_spec.pipeline import Pipeline
 from adaptive_spec.records.database import Database
 from adaptive_spec.records.releases import get_release
-from adaptive_spec.records.runs import get_run
+from adaptive_spec.records.runs import fail_orphans, get_run
 from adaptive_spec.records.traces import TraceStore
 from adaptive_spec.releases.bundle import read_bundle
 from adaptive_spec.releases.registry import live_release
@@ -42,6 +46,7 @@ from adaptive_spec.settings import Settings
 BEFORE, AFTER, ORACLE = "before", "after", "oracle"
 ALL = "all"  # of what is stored, old and new alike: ``learning.replay_share`` is not set
 RECORDS_NAME = "shift.jsonl"
+PLAN_NAME = "plan.json"  # what the records are of: none but the same is continued
 Tell = Callable[[str, str], None]
 
 
@@ -73,7 +78,7 @@ def run_shift(
     shift: Shift,
     tell: Tell = lambda title, text: None,
 ) -> list[dict[str, Any]]:
-    """Log, learn and judge; return the records, which also lie in ``out``.
+    """Log, learn and judge what ``out`` does not hold yet; return the records, which also lie there.
 
     A record says what one draft reaches on one domain: side (a replay, or ``ORACLE``), phase (``BEFORE`` the shift,
     ``AFTER`` it), logged (requests of the new domain), release, verdict (of the gate), domain, num_requests,
@@ -81,28 +86,45 @@ def run_shift(
     been), seconds (of training).
 
     Args:
-        out: a folder that is not there yet, or is empty.
+        out: a folder that is not there yet, is empty, or holds what an interrupted call with the same options left.
 
     Raises:
-        SettingsError: the folder holds something, or the shift is none.
+        SettingsError: the folder holds something else, or the shift is none.
         NotEnoughDataError: a domain has too few traces.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise SettingsError(f"{out} holds something already. Name a new folder.")
     if shift.then in shift.first or not shift.first:
         raise SettingsError("Name domains to serve first, and another one to serve then.")
+    plan = _plan(settings, shift)
+    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and _kept_plan(out) != plan)):
+        raise SettingsError(f"{out} holds something already, made with other options. Name a new folder.")
     torch.set_num_threads(settings.model.threads or torch.get_num_threads())
     logged, held_out = _recorded(settings, shift)
     tell("shift", "loading the models, measuring what a step costs")
     pair = load_pair(settings.model)
     out.mkdir(parents=True, exist_ok=True)
+    (out / PLAN_NAME).write_text(json.dumps(plan, indent=1), encoding="utf-8")
     bench = _Bench(settings, pair, out, shift, held_out, tell)
-    bench.judge(_Learnt(Release()), ALL, BEFORE, 0)
-    bench.first([trace for domain in shift.first for trace in logged[domain]])
+    bench.point(lambda: bench.judge(_Learnt(Release()), ALL, BEFORE, 0))
+    bench.point(lambda: bench.first([trace for domain in shift.first for trace in logged[domain]]))
     for side in shift.replays:
         bench.side(side, logged[shift.then])
-    bench.oracle(logged[shift.then])
+    bench.point(lambda: bench.oracle(logged[shift.then]))
     return bench.records
+
+
+def _plan(settings: Settings, shift: Shift) -> dict[str, Any]:
+    """What decides about records: the shift, how is learned, and whose traces."""
+    how = {"shift": asdict(shift), "learning": settings.learning.model_dump(), "traces": str(settings.records.folder)}
+    plan: dict[str, Any] = json.loads(json.dumps(how, default=str))
+    return plan
+
+
+def _kept_plan(out: Path) -> dict[str, Any] | None:
+    try:
+        plan: dict[str, Any] = json.loads((out / PLAN_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return plan
 
 
 def _recorded(settings: Settings, shift: Shift) -> tuple[dict[str, list[Trace]], list[Trace]]:
@@ -136,10 +158,20 @@ class _Bench:
         self, settings: Settings, pair: ModelPair, out: Path, shift: Shift, held_out: Sequence[Trace], tell: Tell
     ) -> None:
         self.settings, self.pair, self.out, self.shift, self.tell = settings, pair, out, shift, tell
-        self.held_out = held_out
+        self.held_out, self.domains = held_out, (*shift.first, shift.then)
         self.weights = DraftWeights(pair.draft)
         self.cost = measured_cost(pair, settings, 1, None)
-        self.records: list[dict[str, Any]] = []
+        kept = read_kept(out / RECORDS_NAME)
+        self.num_kept = len(kept) // len(self.domains)  # points: records of all domains
+        self.num_points = 0
+        self.records = kept[: self.num_kept * len(self.domains)]
+        rewrite(out / RECORDS_NAME, self.records)
+
+    def point(self, make: Callable[[], None]) -> None:
+        """Make the next point of the records, unless the interrupted call has."""
+        self.num_points += 1
+        if self.num_points > self.num_kept:
+            make()
 
     def first(self, traces: Sequence[Trace]) -> None:
         """Serve the first domains and learn them; every side goes on from there."""
@@ -151,15 +183,20 @@ class _Bench:
     def side(self, side: str, traces: Sequence[Trace]) -> None:
         """Serve the new domain alone, learning whenever ``every`` more requests are on record."""
         folder = self.out / f"replay-{side}"
-        shutil.copytree(self.out / BEFORE, folder)
+        if not folder.exists():
+            shutil.copytree(self.out / BEFORE, self.out / "copying", dirs_exist_ok=True)
+            (self.out / "copying").rename(folder)
         share = None if side == ALL else float(side)
         learning = self.settings.learning.model_copy(update={"replay_share": share})
         service = _Service(self, folder, self.settings.model_copy(update={"learning": learning}))
         for start in range(0, len(traces), self.shift.every):
             some = traces[start : start + self.shift.every]
-            service.log(some)
-            self.judge(service.learn(), side, AFTER, start + len(some))
+            self.point(partial(self._follow, service, some, side, start + len(some)))
         service.close()
+
+    def _follow(self, service: "_Service", traces: Sequence[Trace], side: str, logged: int) -> None:
+        service.log(traces)
+        self.judge(service.learn(), side, AFTER, logged)
 
     def oracle(self, traces: Sequence[Trace]) -> None:
         """Train offline on all of the new domain but what is held out, from the untouched draft."""
@@ -191,7 +228,7 @@ class _Bench:
     ) -> None:
         sums = sums_of(judged, self.shift.chain_length)
         candidate = None if refused is None else sums_of(refused, self.shift.chain_length)
-        for domain in [*self.shift.first, self.shift.then]:
+        for domain in self.domains:
             its = sums.only(domain)
             draws = drawn(len(its.num_tokens), self.shift.seed)
             found = ratio(*its.of("acceptance_length"), draws)
@@ -211,8 +248,7 @@ class _Bench:
                 "seconds": learnt.seconds,
             }
             self.records.append(row)
-            with (self.out / RECORDS_NAME).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+            append(self.out / RECORDS_NAME, row)
 
     def _told(self, title: str) -> Callable[[dict[str, Any]], None]:
         def tell(progress: dict[str, Any]) -> None:
@@ -253,8 +289,10 @@ class _Service:
         self.store.add([replace(trace, at=now) for trace in traces])
 
     def learn(self) -> _Learnt:
-        """Make a run and say what came of it."""
-        run_id = self.pipeline.open_run(VOLUME)
+        """Make a run, or go on with one that was interrupted, and say what came of it."""
+        fail_orphans(self.database)
+        goes_on = self.pipeline.interrupted() is not None
+        run_id = self.pipeline.reopen_run() if goes_on else self.pipeline.open_run(VOLUME)
         self.tell("shift", f"run {run_id} of {self.database.url}")
         began = datetime.now(UTC)
         verdict, refused = "passed", None

@@ -271,7 +271,7 @@ def bench_swap(
 
 @app.command("bench-shift")
 def bench_shift(
-    out: Annotated[Path, typer.Argument(help="Folder for databases, releases and records; new or empty.")],
+    out: Annotated[Path, typer.Argument(help="Folder for what is made: new, or that of a call to go on with.")],
     first: Annotated[list[str], typer.Option("--first", help="Domain served before the shift; may be repeated.")],
     then: Annotated[str, typer.Option(help="Domain served after it.")],
     every: Annotated[int, typer.Option(min=1, help="Logged requests between two runs.")] = 100,

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -63,8 +64,23 @@ def within_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_draft_follows_a_shift_and_keeps_the_old_only_with_replay(
     settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "out"
-    records = run_shift(settings, out, Shift(("up",), "down", every=75))
+    out, shift = tmp_path / "out", Shift(("up",), "down", every=75)
+
+    def interrupt(title: str, text: str) -> None:
+        if text.startswith("judging release 2"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_shift(settings, out, shift, interrupt)
+    begun = (out / RECORDS_NAME).read_text().splitlines()
+    assert len(begun) == 4, "the untouched draft and the first release, on two domains each"
+    (out / RECORDS_NAME).write_text("\n".join([*begun, *begun[:1], begun[1][:30]]))  # a point, and a line, cut short
+    with pytest.raises(SettingsError, match="other options"):
+        run_shift(settings, out, replace(shift, every=80))
+    told: list[str] = []
+    records = run_shift(settings, out, shift, lambda title, text: told.append(text))
+    assert not any(text.startswith("run 1 of") for text in told) and any(text.startswith("run 3 of") for text in told)
+    assert (out / RECORDS_NAME).read_text().splitlines()[:4] == begun
     assert [json.loads(line) for line in (out / RECORDS_NAME).read_text().splitlines()] == records
     assert sides(records) == [ALL, "0"] and {row["domain"] for row in records} == {"up", "down"}
     assert [row["phase"] for row in records if row["side"] == ORACLE] == [AFTER, AFTER]
