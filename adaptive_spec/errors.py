@@ -7,7 +7,8 @@ AdaptiveSpecError
 ├── BusyError             the queue is full; try again later (HTTP 429)
 │   └── RateLimitError    the client, or all together, ask for more than `limits` allow
 ├── UnavailableError      the service stops, or memory ran out (HTTP 503)
-├── DeadlineError         the request's time was up before its answer was whole (HTTP 504)
+├── DeadlineError         the service's time for a request was up before its answer was whole (HTTP 504)
+│   └── OwnDeadlineError  the one that the client had set (HTTP 408)
 ├── DecodingError         decoding a request failed (HTTP 500)
 ├── NotLeaderError        another process leads; this one cannot do what was asked (HTTP 409)
 ├── OrderConflict         another order has the same idempotency key, or the same one is under way (HTTP 409)
@@ -59,6 +60,10 @@ class UnavailableError(AdaptiveSpecError):
 
 class DeadlineError(AdaptiveSpecError):
     """The request's time was up before its answer was whole."""
+
+
+class OwnDeadlineError(DeadlineError):
+    """It was the time that the client had set, so no fault of the service."""
 
 
 class DecodingError(AdaptiveSpecError):

@@ -475,7 +475,7 @@ def test_answers_over_http(settings: Settings) -> None:
         again = client.post("/v1/completions", json={**body, "logprobs": 2}).json()
         assert again["choices"] == [one] and again["speculation"]["cached"] is True
         late = client.post("/v1/completions", json={**body, "max_tokens": 390, "deadline_seconds": 0.02})
-        assert late.status_code == 504 and "deadline_seconds" in late.json()["error"]["message"]
+        assert late.status_code == 408 and "raise deadline_seconds" in late.json()["error"]["message"]
         service.writer.flush(10)
         (stats,) = client.get("/api/stats?domain=a").json()["domains"]
         assert stats["num_cached_requests"] == 1

@@ -24,7 +24,14 @@ from adaptive_spec.decoding.overrides import Overrides
 from adaptive_spec.decoding.queue import FairQueue
 from adaptive_spec.decoding.slot import Delta, Slot, Usage, undecoded
 from adaptive_spec.decoding.stream import Choice, Stream
-from adaptive_spec.errors import AdaptiveSpecError, BusyError, DeadlineError, RequestError, UnavailableError
+from adaptive_spec.errors import (
+    AdaptiveSpecError,
+    BusyError,
+    DeadlineError,
+    OwnDeadlineError,
+    RequestError,
+    UnavailableError,
+)
 from adaptive_spec.models.loading import ModelPair
 from adaptive_spec.models.weights import LoadedRelease
 from adaptive_spec.settings import DecoderSettings, VerificationSettings
@@ -289,10 +296,10 @@ class Engine:
         with self._changed:
             expired = self._waiting.expired(now)
         for choice in expired:
-            self._end_undecoded(choice, "deadline", _too_late(choice.request, "before it began"))
+            self._end_undecoded(choice, "deadline", self._too_late(choice.request, "before it began"))
         for slot in (*self.decoder.slots, *self.decoder.filling):
             if slot.deadline <= now:
-                error = _too_late(slot.request, f"after {slot.num_emitted} tokens")
+                error = self._too_late(slot.request, f"after {slot.num_emitted} tokens")
                 self.decoder.end(slot.request.request_id, "deadline", error)
 
     def _admit(self) -> None:
@@ -396,15 +403,17 @@ class Engine:
             return request
         return replace(request, params=replace(request.params, deadline_seconds=longest))
 
+    def _too_late(self, request: Request, when: str) -> DeadlineError:
+        seconds, longest = request.params.deadline_seconds, self.settings.request_timeout_seconds
+        kind, name = (
+            (DeadlineError, "decoder.request_timeout_seconds")
+            if seconds == longest
+            else (OwnDeadlineError, "deadline_seconds")
+        )
+        return kind(f"The request's time of {seconds:g} seconds was up {when}. Ask for fewer tokens, or raise {name}.")
+
     def _unrecorded(self, request: Request) -> Request:
         """The request as its domain wants it recorded."""
         if request.domain not in self.decoder.listeners.untraced_domains:
             return request
         return replace(request, params=replace(request.params, record=False))
-
-
-def _too_late(request: Request, when: str) -> DeadlineError:
-    return DeadlineError(
-        f"The request's time of {request.params.deadline_seconds:g} seconds was up {when}. Ask for fewer tokens, or "
-        "raise deadline_seconds or decoder.request_timeout_seconds."
-    )

@@ -44,25 +44,36 @@ def insert_rows(
             f"INSERT INTO {table.__tablename__} ({names}) VALUES ({places}) ON CONFLICT DO NOTHING", rows
         )
     else:
-        _copy(connection.connection.driver_connection, table.__tablename__, names, rows)
+        _copy(session, table.__tablename__, names, rows)
 
 
-def _copy(driver: Any, table: str, names: str, rows: Sequence[tuple[Any, ...]]) -> None:
-    """COPY cannot pass over a row, so it fills a table of the connection's own first."""
+def _copy(session: Session, table: str, names: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    """COPY cannot pass over a row.  One that is there already, after a retry, is found out by the server, which takes
+    nothing then; all rows go through a table of the connection's own instead.
+    """
     import psycopg
 
+    driver: Any = session.connection().connection.driver_connection
     try:
         with driver.cursor() as cursor:
-            cursor.execute(
-                f"CREATE TEMPORARY TABLE IF NOT EXISTS new_{table} ON COMMIT DELETE ROWS AS "
-                f"SELECT {names} FROM {table} WITH NO DATA"
-            )
-            with cursor.copy(f"COPY new_{table} ({names}) FROM STDIN") as copy:
-                for row in rows:
-                    copy.write_row(row)
-            cursor.execute(f"INSERT INTO {table} ({names}) SELECT {names} FROM new_{table} ON CONFLICT DO NOTHING")
+            try:
+                with session.begin_nested():
+                    _fill(cursor, table, names, rows)
+            except psycopg.errors.UniqueViolation:
+                cursor.execute(
+                    f"CREATE TEMPORARY TABLE IF NOT EXISTS new_{table} ON COMMIT DELETE ROWS AS "
+                    f"SELECT {names} FROM {table} WITH NO DATA"
+                )
+                _fill(cursor, f"new_{table}", names, rows)
+                cursor.execute(f"INSERT INTO {table} ({names}) SELECT {names} FROM new_{table} ON CONFLICT DO NOTHING")
     except psycopg.OperationalError as error:
         raise OperationalError(f"COPY {table}", None, error) from error
+
+
+def _fill(cursor: Any, table: str, names: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    with cursor.copy(f"COPY {table} ({names}) FROM STDIN") as copy:
+        for row in rows:
+            copy.write_row(row)
 
 
 def _driver_values(

@@ -80,7 +80,7 @@ class AccessLog:
 
     def _note(self, scope: Scope, state: dict[str, Any], status: int, seconds: float) -> None:
         method, path = scope["method"], quote(scope["path"])  # quoted: a line stays one line
-        self._metrics.count(method, getattr(scope.get("route"), "path", NO_ROUTE), status)
+        self._metrics.count(method, getattr(scope.get("route"), "path_format", NO_ROUTE), status)
         known: dict[str, Any] = {name: state[name] for name in ("domain", "completion_id") if name in state}
         extra = {"method": method, "path": path, "status": status, "duration_seconds": round(seconds, 6), **known}
         logger.log(logging.DEBUG if path in _PROBES else logging.INFO, "answered", extra=extra)

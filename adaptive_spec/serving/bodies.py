@@ -48,7 +48,7 @@ Stop = Annotated[str, Field(max_length=MOST_STOP_CHARACTERS), AfterValidator(_of
 
 
 class _Body(BaseModel):
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", strict=True)  # true is no number
 
 
 class Speculation(BaseModel):
@@ -60,7 +60,7 @@ class Speculation(BaseModel):
     record: False keeps no trace and no output of this request.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     drafter: Drafter | None = None
     adapter: str | None = None
@@ -123,7 +123,7 @@ class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
     prompt: Text | list[int] | list[Text] | list[list[int]]
-    logprobs: Annotated[int, Field(strict=True, ge=0, le=5)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
 
     def prompt_ids(self, tokenizer: Any) -> list[int]:
         """Tokenize the prompt."""

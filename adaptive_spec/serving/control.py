@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
+from pydantic import BeforeValidator
 from starlette.exceptions import HTTPException
 
 from adaptive_spec.core import ThresholdOverride
@@ -30,10 +31,21 @@ from adaptive_spec.serving.ports import Service
 from adaptive_spec.serving.problems import described
 from adaptive_spec.serving.thresholds import no_override, override_view, thresholds_view
 
+
+def _no_number(value: Any) -> Any:
+    """Refuse seconds since 1970, which pydantic takes for a time and the schema does not promise."""
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return value
+    raise ValueError("write a time as 2026-11-30T12:00:00Z")
+
+
 Limit = Annotated[int, Query(ge=1, le=10_000)]
 Id = Annotated[int, Path(ge=0, le=2**31 - 1)]  # as far as the database counts
 Number = Annotated[int | None, Query(ge=0, le=2**31 - 1)]
 Word = Annotated[str | None, Query(max_length=200, pattern=r"^[^\x00]*$")]  # PostgreSQL has no text with a zero in it
+Time = Annotated[datetime | None, BeforeValidator(_no_number)]
 Days = Annotated[float | None, Query(ge=0, le=36_500)]
 
 
@@ -66,9 +78,7 @@ def _reads(service: Service) -> APIRouter:
         return views.stats(service.database, about, days=days)
 
     @router.get("/series")
-    def series(
-        about: About, since: datetime | None = None, until: datetime | None = None, bucket: Span | None = None
-    ) -> dict[str, Any]:
+    def series(about: About, since: Time = None, until: Time = None, bucket: Span | None = None) -> dict[str, Any]:
         return views.series(service.database, about, since=since, until=until, bucket=bucket)
 
     @router.get("/runs")
@@ -112,7 +122,7 @@ def _reads(service: Service) -> APIRouter:
     def canary(limit: Limit = 20) -> dict[str, Any]:
         return views.canary(service.database, limit=limit)
 
-    @router.get("/releases/{version}", responses=described(404))
+    @router.get("/releases/{version:int}", responses=described(404))
     def release(version: Id) -> dict[str, Any]:
         try:
             return views.release(service.database, service.settings.releases.folder, version)
@@ -200,7 +210,7 @@ def _writes(service: Service) -> APIRouter:
     def end_canary(body: CanaryBody) -> dict[str, int]:
         return {"live": service.end_canary(body.action == "promote", body.reason)}
 
-    @router.post("/releases/{version}/publish")
+    @router.post("/releases/{version:int}/publish")
     def publish(version: Id, once: Keyed, body: PublishBody | None = None) -> dict[str, Any]:
         wanted = body or PublishBody()
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from fastapi import APIRouter, Response
+from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
@@ -121,7 +122,7 @@ def metrics_router(registry: CollectorRegistry) -> APIRouter:
     """Serve /metrics."""
     router = APIRouter()
 
-    @router.get("/metrics")
+    @router.get("/metrics", response_class=PlainTextResponse)
     def metrics() -> Response:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 

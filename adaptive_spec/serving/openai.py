@@ -24,12 +24,17 @@ from adaptive_spec.errors import AdaptiveSpecError, DecodingError
 from adaptive_spec.serving.bodies import ChatBody, CompletionBody, GenerationBody, to_request
 from adaptive_spec.serving.choices import ChatChoices, CompletionChoices, summary
 from adaptive_spec.serving.ports import Delta, Service, Stream, Usage
-from adaptive_spec.serving.problems import answer_of, described, envelope
+from adaptive_spec.serving.problems import Problem, answer_of, described, envelope
 
 logger = logging.getLogger(__name__)
 
 Domain = Annotated[str | None, Header(alias="X-Domain")]
+SSE = "text/event-stream"
 SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {"description": "the answer; with `stream`, its chunks as server-sent events", "content": {SSE: {}}},
+    408: {"model": Problem, "description": "the request's own `deadline_seconds` passed"},
+}
 BROKEN = ("cancelled", "deadline", "error")  # finish reasons that OpenAI clients do not know
 UNFINISHED = "The request ended before its answer was whole. Send it again."
 
@@ -55,11 +60,11 @@ def openai_router(service: Service) -> APIRouter:
             raise HTTPException(404, f"Model {model!r} is not served here. Use {served!r}.")
         return card()
 
-    @router.post("/completions")
+    @router.post("/completions", responses=ANSWERS)
     async def completions(body: CompletionBody, http: HttpRequest, x_domain: Domain = None) -> Response:
         return await _answer(service, body, x_domain, http, threads, CompletionChoices(service.tokenizer))
 
-    @router.post("/chat/completions")
+    @router.post("/chat/completions", responses=ANSWERS)
     async def chat_completions(body: ChatBody, http: HttpRequest, x_domain: Domain = None) -> Response:
         return await _answer(service, body, x_domain, http, threads, ChatChoices(service.tokenizer))
 
@@ -70,7 +75,7 @@ class _EventStream(StreamingResponse):
     """Server-sent events that cancel their stream however they end; an abandoned generator would close late."""
 
     def __init__(self, parts: AsyncIterator[str], stream: Stream) -> None:
-        super().__init__(parts, media_type="text/event-stream", headers=SSE_HEADERS)
+        super().__init__(parts, media_type=SSE, headers=SSE_HEADERS)
         self._stream = stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -10,7 +10,7 @@ Words = Annotated[Text, Field(pattern=r"^[^\x00]*$")]  # what databases can stor
 
 
 class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)  # true is no number
 
 
 class RetrainBody(_Body):
@@ -55,9 +55,9 @@ class OverrideBody(_Body):
     offset: float | None = None
     warmth: float | None = None
     stop_below: float | None = None
-    max_chain_length: int | None = None
+    max_chain_length: int | None = Field(default=None, ge=0)
     reason: Words = Field(min_length=1, max_length=500)
-    hours: float | None = None
+    hours: float | None = Field(default=None, gt=0)
 
 
 class ReasonBody(_Body):

@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from adaptive_spec.errors import (
     AdaptiveSpecError,
@@ -19,6 +20,7 @@ from adaptive_spec.errors import (
     NotEnoughDataError,
     NotLeaderError,
     OrderConflict,
+    OwnDeadlineError,
     RateLimitError,
     RecordsError,
     ReleaseError,
@@ -29,6 +31,7 @@ from adaptive_spec.errors import (
 
 logger = logging.getLogger(__name__)
 
+METHODS = ("DELETE", "GET", "POST", "PUT")  # of all routes
 REQUEST_ID = "X-Request-Id"  # header of every answer
 
 STATUS: tuple[tuple[type[AdaptiveSpecError], int, str], ...] = (
@@ -41,6 +44,7 @@ STATUS: tuple[tuple[type[AdaptiveSpecError], int, str], ...] = (
     (RunError, 409, "conflict_error"),
     (RecordsError, 503, "service_unavailable_error"),
     (UnavailableError, 503, "service_unavailable_error"),
+    (OwnDeadlineError, 408, "timeout_error"),
     (DeadlineError, 504, "timeout_error"),
 )
 TYPES = {
@@ -137,7 +141,8 @@ def add_handlers(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     def plain_http(request: Request, error: HTTPException) -> JSONResponse:
         code = "model_not_found" if "model" in request.path_params and error.status_code == 404 else None
-        return refusal(error.status_code, str(error.detail), error.headers, code)
+        headers = {"Allow": ", ".join(_allowed(request))} if error.status_code == 405 else error.headers
+        return refusal(error.status_code, str(error.detail), headers, code)
 
     @app.exception_handler(SQLAlchemyError)
     def database_down(request: Request, error: SQLAlchemyError) -> JSONResponse:
@@ -152,3 +157,12 @@ def add_handlers(app: FastAPI) -> None:
         found = getattr(request.state, "request_id", None)
         headers = {REQUEST_ID: found} if found else None
         return JSONResponse(envelope("Internal error; see the service's log.", "server_error"), 500, headers)
+
+
+def _allowed(request: Request) -> list[str]:
+    """The methods that any route of a path takes; the router tells those of the first alone."""
+    return [
+        method
+        for method in METHODS
+        if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in request.app.routes)
+    ]

@@ -13,7 +13,14 @@ from adaptive_spec.core import Release, Request, SamplingParams
 from adaptive_spec.decoding.engine import Engine
 from adaptive_spec.decoding.failures import is_out_of_memory
 from adaptive_spec.decoding.listeners import Listeners
-from adaptive_spec.errors import BusyError, DeadlineError, DecodingError, RequestError, UnavailableError
+from adaptive_spec.errors import (
+    BusyError,
+    DeadlineError,
+    DecodingError,
+    OwnDeadlineError,
+    RequestError,
+    UnavailableError,
+)
 from adaptive_spec.models.loading import ModelPair
 from adaptive_spec.models.weights import LoadedRelease
 from adaptive_spec.settings import DecoderSettings
@@ -95,7 +102,7 @@ def test_a_waiting_request_whose_time_is_up_takes_no_row(pair: ModelPair, heard:
     late = engine.submit(Request("late", (1,), SamplingParams(max_tokens=5, deadline_seconds=0.02)))
     _, tokens, last = late.collect()
     assert engine.num_active == 1, "it was refused while the row was still taken"
-    assert tokens == [] and last.finish_reason == "deadline" and isinstance(last.error, DeadlineError)
+    assert tokens == [] and last.finish_reason == "deadline" and isinstance(last.error, OwnDeadlineError)
     assert "0.02 seconds" in str(last.error) and "deadline_seconds" in str(last.error)
     running.cancel()
     engine.stop()
@@ -110,7 +117,7 @@ def test_a_running_request_ends_with_what_it_has(pair: ModelPair, engine: Engine
     params = SamplingParams(max_tokens=380, ignore_eos=True, chain_length=0, deadline_seconds=0.2)
     text, tokens, last = engine.submit(Request("a", (1, 2), params)).collect()
     assert time.monotonic() - began < 5
-    assert last.finish_reason == "deadline" and isinstance(last.error, DeadlineError)
+    assert last.finish_reason == "deadline" and isinstance(last.error, OwnDeadlineError)
     assert 0 < len(tokens) < 380 and last.usage is not None and last.usage.completion_tokens == len(tokens)
     assert f"after {len(tokens)} tokens" in str(last.error)
     assert text == pair.tokenizer.decode(tokens)
@@ -128,6 +135,17 @@ def test_the_setting_is_the_default_and_the_longest(pair: ModelPair) -> None:
         assert stream.request.params.deadline_seconds == wanted
     with pytest.raises(RequestError, match="deadline_seconds"):
         engine.submit(Request("x", (1,), SamplingParams(deadline_seconds=0.0)))
+    engine.stop()
+
+
+def test_whose_time_was_up_is_told(pair: ModelPair) -> None:
+    engine = Engine(pair, SETTINGS.model_copy(update={"request_timeout_seconds": 0.02}))
+    engine.start()
+    asked = ((0.01, OwnDeadlineError, "raise deadline_seconds"), (None, DeadlineError, "raise decoder.request_timeout"))
+    for own, kind, advice in asked:
+        params = SamplingParams(max_tokens=380, ignore_eos=True, chain_length=0, deadline_seconds=own)
+        _, _, last = engine.submit(Request(str(own), (1, 2), params)).collect()
+        assert type(last.error) is kind and advice in str(last.error)
     engine.stop()
 
 

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from adaptive_spec.core import Thresholds
 from adaptive_spec.records.database import Database
+from adaptive_spec.records.releases import live_version
 from adaptive_spec.releases.bundle import write_bundle
 from adaptive_spec.releases.registry import next_version, publish
 
@@ -39,10 +40,10 @@ def save_adapter(draft: PreTrainedModel, folder: Path, size: float = 0.02, seed:
 def make_release(
     url: str, root: Path, version: int, adapter: Path, hashes: Mapping[str, str], canary_share: float = 0.0
 ) -> None:
-    """Write a sound bundle and publish it, as the pipeline does."""
-    provenance = {"parent": version - 1, "hashes": dict(hashes)}
-    write_bundle(root, version, adapter=adapter, thresholds=SOUND, provenance=provenance)
+    """Write a sound bundle on top of the live release and publish it, as the pipeline does."""
     database = Database(url)
+    provenance = {"parent": live_version(database), "hashes": dict(hashes)}
+    write_bundle(root, version, adapter=adapter, thresholds=SOUND, provenance=provenance)
     publish(database, root, version, {}, hashes=hashes, canary_share=canary_share)
     database.close()
 

@@ -46,7 +46,12 @@ def test_series(client: TestClient, service: Any) -> None:
     assert found["bucket"] == "minute" and bucket["start"] == floor(START, "minute").isoformat()
     assert (bucket["num_requests"], bucket["draft_acceptance_rate"], bucket["tokens_per_second"]) == (1, 1 / 3, None)
     assert client.get("/api/series", params={**stretch, "domain": "nobody"}).json()["buckets"] == []
-    for wrong in ({"bucket": "week"}, {"since": "2026-01-01", "bucket": "minute"}, {"since": "2100-01-01"}):
+    for wrong in (
+        {"bucket": "week"},
+        {"since": "2026-01-01", "bucket": "minute"},
+        {"since": "2100-01-01"},
+        {"until": "0.5"},
+    ):
         assert client.get("/api/series", params=wrong).status_code == 400
 
 
@@ -84,6 +89,8 @@ def test_thresholds_are_set_by_hand_and_say_where_they_come_from(client: TestCli
         {"stop_below": 0.5, "reason": " "},
         {"stop_below": 1.5, "reason": "no probability"},
         {"temperature": 0, "reason": "divides"},
+        {"temperature": True, "reason": "no number"},
+        {"max_chain_length": False, "reason": "no number"},
         {"max_chain_length": 7, "reason": "longer than the decoder's"},
         {"stop_below": 0.5, "reason": "for ever", "hours": 169},
         {"stop_below": 0.5, "reason": "never", "hours": 0},
@@ -174,7 +181,14 @@ def test_unknown_run_and_route(client: TestClient) -> None:
         answer = client.get(path)
         assert answer.status_code == 404
         assert answer.json()["error"]["type"] == "not_found_error"
-    assert client.get("/api/retrain").status_code == 405
+    for path, methods in (
+        ("/api/retrain", "POST"),
+        ("/api/canary", "GET, POST"),
+        ("/api/releases/rollback", "POST"),
+        ("/api/thresholds/code", "DELETE, PUT"),
+    ):
+        answer = client.request("PATCH", path)
+        assert (answer.status_code, answer.headers["Allow"]) == (405, methods)
 
 
 def test_calibrate(client: TestClient) -> None:

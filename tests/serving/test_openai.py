@@ -8,7 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from adaptive_spec.core import DEFAULT_DOMAIN
-from adaptive_spec.errors import DeadlineError, DecodingError, ModelError, UnavailableError
+from adaptive_spec.errors import DeadlineError, DecodingError, ModelError, OwnDeadlineError, UnavailableError
 from tests.serving.conftest import Delta, TokenLogProb, Usage
 
 CHAT = "/v1/chat/completions"
@@ -246,6 +246,7 @@ def test_logprobs_of_a_chat(client: TestClient, service: Any) -> None:
     ("reason", "error", "status", "kind"),
     [
         ("deadline", DeadlineError("Time was up. Raise it."), 504, "timeout_error"),
+        ("deadline", OwnDeadlineError("Time was up. Raise it."), 408, "timeout_error"),
         ("error", UnavailableError("No memory. Lower it."), 503, "service_unavailable_error"),
         ("cancelled", UnavailableError("It stops. Go elsewhere."), 503, "service_unavailable_error"),
         ("error", DecodingError("It broke. See the log."), 500, "server_error"),

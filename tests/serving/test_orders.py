@@ -104,7 +104,7 @@ def test_pages_follow_one_another_and_filters_narrow_them(client: TestClient, se
     "path",
     [
         "/api/runs/99999999999999999999",
-        "/api/releases/-1",
+        "/api/releases/2147483648",
         "/api/events?before=99999999999999999999",
         "/api/stats?release=99999999999999999999",
         "/api/runs?state=a%00b",
