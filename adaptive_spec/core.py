@@ -24,6 +24,7 @@ _NUMBERS = {
     "typical": ("typical_epsilon", "typical_delta"),
     "topk_relaxed": ("relaxed_top_k", "relaxed_delta"),
 }
+LEAST_REPETITION_PENALTY, MOST_REPETITION_PENALTY = 0.01, 10.0  # far beyond, logits divided by it overflow
 POOLED = "*"  # key of the thresholds that serve every domain without its own
 
 

@@ -1,6 +1,12 @@
 """What a request must be like to be decoded."""
 
-from adaptive_spec.core import DRAFTERS, VERIFIERS, Request
+from adaptive_spec.core import (
+    DRAFTERS,
+    LEAST_REPETITION_PENALTY,
+    MOST_REPETITION_PENALTY,
+    VERIFIERS,
+    Request,
+)
 from adaptive_spec.errors import RequestError
 from adaptive_spec.settings import DecoderSettings, VerificationSettings
 
@@ -26,8 +32,12 @@ def check_request(
         raise RequestError(
             "Need max_tokens >= 1, temperature >= 0, 0 < top_p <= 1 and top_k >= 0; correct the request."
         )
-    if not 0 <= params.min_p <= 1 or not 0 < params.repetition_penalty <= 10:
-        raise RequestError("Need 0 <= min_p <= 1 and 0 < repetition_penalty <= 10; correct the request.")
+    if not 0 <= params.min_p <= 1:
+        raise RequestError("Need 0 <= min_p <= 1; correct the request.")
+    if not LEAST_REPETITION_PENALTY <= params.repetition_penalty <= MOST_REPETITION_PENALTY:
+        raise RequestError(
+            f"repetition_penalty must lie in [{LEAST_REPETITION_PENALTY}, {MOST_REPETITION_PENALTY:g}]; correct it."
+        )
     if not (-2 <= params.presence_penalty <= 2 and -2 <= params.frequency_penalty <= 2):
         raise RequestError("presence_penalty and frequency_penalty must lie in [-2, 2]; correct the request.")
     if params.chain_length is not None and not 0 <= params.chain_length <= settings.max_chain_length:

@@ -9,7 +9,14 @@ from uuid import uuid4
 from jinja2 import TemplateError
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from adaptive_spec.core import DEFAULT_DOMAIN, DOMAIN_NAME, Request, SamplingParams
+from adaptive_spec.core import (
+    DEFAULT_DOMAIN,
+    DOMAIN_NAME,
+    LEAST_REPETITION_PENALTY,
+    MOST_REPETITION_PENALTY,
+    Request,
+    SamplingParams,
+)
 from adaptive_spec.errors import RequestError
 from adaptive_spec.settings import Drafter, Settings, Verifier
 
@@ -86,7 +93,7 @@ class GenerationBody(_Body):
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=-1)
     min_p: float | None = Field(default=None, ge=0, le=1)
-    repetition_penalty: float | None = Field(default=None, gt=0, le=10)
+    repetition_penalty: float | None = Field(default=None, ge=LEAST_REPETITION_PENALTY, le=MOST_REPETITION_PENALTY)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     seed: int | None = None

@@ -40,6 +40,7 @@ _BAD = (
     {"deadline_seconds": -1.0},
     {"min_p": 2.0},
     {"repetition_penalty": 0.0},
+    {"repetition_penalty": 5e-324},
 )
 
 

@@ -139,6 +139,7 @@ def test_completion_stream_has_no_usage_unless_asked(client: TestClient) -> None
         {"prompt": "x", "presence_penalty": 2.5},
         {"prompt": "x", "min_p": -0.1},
         {"prompt": "x", "repetition_penalty": 0},
+        {"prompt": "x", "repetition_penalty": 5e-324},
         {"prompt": "x", "stop": list("abcde")},
         {"prompt": "x", "speculation": {"chain_length": -1}},
         {"prompt": "x", "speculation": {"chain": 1}},

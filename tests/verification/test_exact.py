@@ -6,7 +6,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from adaptive_spec.core import SamplingParams
+from adaptive_spec.core import LEAST_REPETITION_PENALTY, MOST_REPETITION_PENALTY, SamplingParams
 from adaptive_spec.verification.distribution import Processing, penalised_logits, processed_probs, sample
 from adaptive_spec.verification.exact import accepts_greedy, accepts_sampled, kept, next_greedy, next_sampled
 from tests.verification.chains import FAULTS, run
@@ -140,3 +140,32 @@ def test_temperatures_next_to_zero_are_greedy() -> None:
     assert params.greedy
     probs = processed_probs(torch.tensor([[[1.0, 2.0]]]), Processing.of([params]))
     assert probs.tolist() == [[[0.0, 1.0]]]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    repetition=st.sampled_from([LEAST_REPETITION_PENALTY, 1.0, MOST_REPETITION_PENALTY]),
+    others=st.tuples(*(st.sampled_from([-2.0, 0.0, 2.0]),) * 2),
+    temperature=st.sampled_from([0.0, 5e-324, 1e-5, 1.0, 2.0]),
+    min_p=st.sampled_from([0.0, 5e-324, 0.5, 1.0]),
+    top_p=st.sampled_from([5e-324, 1e-9, 0.5, 1.0]),
+    top_k=st.sampled_from([0, 1, 3, 2**63]),
+    size=st.sampled_from([0.0, 1e-30, 1.0, 1e4]),
+    seed=st.integers(0, 5),
+)
+def test_whatever_may_be_asked_for_makes_a_distribution(
+    repetition: float,
+    others: tuple[float, float],
+    temperature: float,
+    min_p: float,
+    top_p: float,
+    top_k: int,
+    size: float,
+    seed: int,
+) -> None:
+    """Logits as large as models make them, and larger, at every end of what ``check_request`` lets through."""
+    logits = torch.randn(50, generator=torch.Generator().manual_seed(seed)) * size
+    penalised = penalised_logits(logits, range(10), list(range(5, 25)), repetition, *others)
+    params = SamplingParams(temperature=temperature, min_p=min_p, top_p=top_p, top_k=top_k)
+    probs = processed_probs(penalised.view(1, 1, -1), Processing.of([params]))
+    assert bool((probs >= 0).all()) and float(probs.sum()) == pytest.approx(1, abs=1e-5)
