@@ -163,7 +163,7 @@ class RecordSettings(_Section):
 class LearningSettings(_Section):
     """One training run."""
 
-    loss: Literal["kl", "reverse_kl", "jsd", "tv", "lk_hybrid"] = "lk_hybrid"
+    loss: Literal["kl", "reverse_kl", "jsd", "tv", "lk_hybrid"] = "jsd"
     cross_entropy_weight: float = Field(default=0.1, ge=0)
     survival_tokens: int = Field(default=0, ge=0)  # of would-be chains that must reach a token; 0: all count alike
     error_weight: float = Field(default=1.0, ge=0)  # of tokens on which the draft's choice is not the target's

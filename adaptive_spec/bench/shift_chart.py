@@ -11,6 +11,7 @@ from adaptive_spec.bench.shift_report import (
     oracle,
     other_domains,
     points,
+    reached,
     sides,
 )
 
@@ -36,7 +37,7 @@ def draw_shift(records: Sequence[dict[str, Any]], path: Path) -> None:
             _other(
                 below, points(records, side, other), colour, (0, (1 + 2 * place, 1 + place)), f"{other}, replay {side}"
             )
-    above.set_title(f"{domain}, which traffic has shifted to: emitted tokens a step; numbers are releases", loc="left")
+    above.set_title(f"{domain}, which traffic has shifted to: emitted tokens a step; numbers are releases, crosses refused ones", loc="left")
     below.set_title(
         f"{', '.join(others)}: change since the shift; crosses: candidates that the gate refused", loc="left"
     )
@@ -56,6 +57,8 @@ def _new(axes: Any, rows: Sequence[dict[str, Any]], colour: str, label: str) -> 
     if all(row["acceptance_length_low"] is not None for row in rows):
         low, high = ([row[f"acceptance_length_{end}"] for row in rows] for end in ("low", "high"))
         axes.fill_between(logged, low, high, color=colour, alpha=0.12, linewidth=0)
+    refused = [row for row in rows if row["verdict"] == "refused"]
+    axes.plot([row["logged"] for row in refused], [reached(row) for row in refused], color=colour, marker="x", ls="")
     shown = None
     for row in rows:
         if row["release"] != shown:
