@@ -101,6 +101,7 @@ def measure(url: str, num_tokens: int, shape: Sequence[Template] | None, seed: i
         roll_up(database)
         load.rollup_seconds = perf_counter() - begun
         load.rollup_bytes = database.num_bytes() - before - load.raw_bytes
+        database.analyze()
         load.latencies_seconds |= _ask(database, since, "rolled up")
         return load
     finally:

@@ -37,7 +37,10 @@ def draw_shift(records: Sequence[dict[str, Any]], path: Path) -> None:
             _other(
                 below, points(records, side, other), colour, (0, (1 + 2 * place, 1 + place)), f"{other}, replay {side}"
             )
-    above.set_title(f"{domain}, which traffic has shifted to: emitted tokens a step; numbers are releases, crosses refused ones", loc="left")
+    above.set_title(
+        f"{domain}, which traffic has shifted to: emitted tokens a step; numbers are releases, crosses refused ones",
+        loc="left",
+    )
     below.set_title(
         f"{', '.join(others)}: change since the shift; crosses: candidates that the gate refused", loc="left"
     )

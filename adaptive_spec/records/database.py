@@ -138,6 +138,12 @@ class Database:
         self._number(session, exclusive=False)
         insert_rows(session, table, columns, _to_json)
 
+    def analyze(self) -> None:
+        """Count for the planner what the tables hold, as PostgreSQL does by itself within a minute or so."""
+        with self.engine.connect() as connection:
+            connection.exec_driver_sql("ANALYZE")
+            connection.commit()
+
     def settled_id(self, table: type[Base]) -> int:
         """Return the largest id of a table so that no row with a smaller one can still appear; 0 of an empty one.
 

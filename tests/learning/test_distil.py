@@ -50,7 +50,8 @@ def test_held_out_agreement_rises_and_only_the_adapter_changes() -> None:
     assert seen[0].keys() == {"phase", "step", "steps", "loss", *held_out_keys, "tokens_per_second", "seconds_left"}
     assert report.acceptance_length_after > report.acceptance_length_before >= 1
     assert 0 < report.throughput_share < 2
-    assert {row["epoch"]: row["peak_memory_bytes"] > 1 << 24 for row in report.history} == dict.fromkeys(range(9), True)
+    assert [row["epoch"] for row in report.history] == list(range(len(report.history))) and len(report.history) > 3
+    assert all(row["peak_memory_bytes"] > 1 << 24 for row in report.history)
     adapted = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert adapted and not any("embed" in name or "lm_head" in name for name in adapted)
 
