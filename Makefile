@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
-.PHONY: demo test test-slow test-faults test-many test-browser test-gpu lint audit serve bench frontier docs draft clean
+.PHONY: demo test test-slow test-faults test-many test-load test-clients test-browser test-gpu lint audit serve bench frontier docs draft clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -26,6 +26,13 @@ test-faults: $(STAMP)  ## What must not break the service, does not (docs/reliab
 
 test-many: $(STAMP)  ## Decoders and trainers on one PostgreSQL, killed and cut off; prints how fast the others follow
 	$(BIN)/pytest tests/slow/test_many_processes.py -s
+
+test-load: $(STAMP)  ## 200 streaming clients for three minutes, some vanish; then SIGTERM and SIGKILL under load (5 minutes)
+	$(BIN)/pytest tests/slow/test_many_clients.py -s
+
+test-clients: $(STAMP)  ## The API by its real clients: openai, curl, LiteLLM, schemathesis (about 10 minutes)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[clients]'
+	$(BIN)/pytest tests/clients -s
 
 test-browser: $(STAMP)  ## The dashboard in the machine's Chromium: axe-core, a phone's width, the keyboard
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[browser]'
