@@ -1,6 +1,7 @@
 import csv
 import json
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer.main
 from typer.testing import CliRunner
 
@@ -396,6 +398,32 @@ def test_generate_fails_with_the_stream(server: Any) -> None:
     assert (result.exit_code, result.stderr) == (2, "Error: It broke.\n")
 
 
+def test_chat_remembers_what_was_said_until_it_is_reset(server: Any) -> None:
+    usage = {"completion_tokens": 1}
+    events = [
+        {"choices": [{"delta": {"content": "Yes."}}]},
+        {"choices": [], "usage": usage, "speculation": {"num_spec_steps": 1}},
+    ]
+    text = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+    server.answers["POST", "/v1/chat/completions"] = (200, text)
+    typed = "One?\n\nTwo?\n/reset\nThree?\n/exit\nFour?\n"
+    result = runner.invoke(cli.app, ["chat", "--domain", "talk", "--system", "Be brief."], input=typed)
+    assert (result.exit_code, result.stdout) == (0, "Yes.\n" * 3)
+    asked = [[message["content"] for message in call[2]["messages"]] for call in server.calls]
+    assert asked == [["Be brief.", "One?"], ["Be brief.", "One?", "Yes.", "Two?"], ["Be brief.", "Three?"]]
+    assert server.calls[0][2]["metadata"] == {"domain": "talk"}
+
+
+def test_chat_goes_on_after_a_refusal_and_not_without_a_service(server: Any) -> None:
+    refusal = {"error": {"message": "Too long.", "type": "invalid_request_error", "param": None, "code": None}}
+    server.answers["POST", "/v1/chat/completions"] = (400, json.dumps(refusal))
+    result = runner.invoke(cli.app, ["chat"], input="One?\nTwo?\n")
+    assert result.exit_code == 0 and result.stderr.count("Error: Too long. /reset begins anew.") == 2
+    assert [len(call[2]["messages"]) for call in server.calls] == [1, 1]
+    away = runner.invoke(cli.app, ["chat", "--url", "http://127.0.0.1:9"], input="One?\n")
+    assert away.exit_code == 2 and "No service answers" in away.stderr
+
+
 def test_serve_refuses_an_open_host_without_a_token() -> None:
     result = runner.invoke(cli.app, ["serve", "--host", "0.0.0.0"])
     assert result.exit_code == 2
@@ -462,8 +490,41 @@ def test_traces_without_a_service(database: Database, tmp_path: Path) -> None:
 def test_doctor(database: Database) -> None:
     result = runner.invoke(cli.app, ["doctor", "--no-models", "--json"])
     checks = {check["check"]: check["ok"] for check in json.loads(result.stdout)["checks"]}
-    assert set(checks) == {"server", "database", "disk", "threads"}
+    assert set(checks) == {"server", "port", "database", "clock", "disk", "threads", "device"}
     assert checks["server"] and checks["database"]
+
+
+def test_doctor_knows_whose_the_port_is(database: Database, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def port() -> dict[str, Any]:
+        checks = json.loads(runner.invoke(cli.app, ["doctor", "--no-models", "--json"]).stdout)["checks"]
+        (found,) = (check for check in checks if check["check"] == "port")
+        return dict(found)
+
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("ADAPTIVE_SPEC_SERVER__PORT", str(other.getsockname()[1]))
+    assert port()["ok"] and "is free" in port()["detail"]
+    monkeypatch.setenv("ADAPTIVE_SPEC_SERVER__PORT", str(server.server_port))
+    assert not port()["ok"] and "Something else" in port()["detail"]
+    server.answers["GET", "/version"] = (200, json.dumps({"version": "9.9"}))
+    assert port()["ok"] and "adaptive-spec 9.9 listens" in port()["detail"]
+
+
+def test_doctor_tells_what_a_device_can_do(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    def device() -> dict[str, Any]:
+        checks = json.loads(runner.invoke(cli.app, ["doctor", "--no-models", "--json"]).stdout)["checks"]
+        (found,) = (check for check in checks if check["check"] == "device")
+        return dict(found)
+
+    speeds = {torch.float32: 2e9, torch.bfloat16: 9e9, torch.float16: 1e9}
+    with monkeypatch.context() as patch:
+        patch.setattr("adaptive_spec.serving.doctor._multiplications", lambda device, dtype: speeds[dtype])
+        assert device()["ok"] and "float32 2 GFLOP/s" in device()["detail"] and "dtype bfloat16" in device()["detail"]
+        speeds[torch.bfloat16] = 2.5e9
+        assert "consider" not in device()["detail"]
+    assert device()["ok"] is True
+    monkeypatch.setenv("ADAPTIVE_SPEC_MODEL__DEVICE", "cuda:77")
+    assert not device()["ok"] and "There is: cpu" in device()["detail"]
 
 
 def test_doctor_fails_without_a_database() -> None:

@@ -12,7 +12,7 @@ from adaptive_spec.cli.output import say, show
 
 @app.command()
 def doctor(models: Annotated[bool, typer.Option(help="Load the models too.")] = True, json_: Json = False) -> None:
-    """Check settings, database, disk, threads and models."""
+    """Check settings, port, database, clock, disk, threads, device and models, and suggest what to set."""
     from adaptive_spec.serving.doctor import examine
     from adaptive_spec.settings import load_settings
 

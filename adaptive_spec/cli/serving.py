@@ -1,6 +1,8 @@
-"""Commands that decode: serve, generate."""
+"""Commands that decode: serve, generate, chat."""
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -9,6 +11,8 @@ from adaptive_spec.cli.apps import app
 from adaptive_spec.cli.asking import service_at
 from adaptive_spec.cli.options import Json, Token, Url
 from adaptive_spec.cli.output import print_json, report
+from adaptive_spec.errors import AdaptiveSpecError
+from adaptive_spec.serving.client import Client, UnreachableError
 
 
 @app.command()
@@ -87,19 +91,90 @@ def generate(
         "metadata": {"domain": domain} if domain else None,
         "speculation": {"chain_length": chain_length, "drafter": drafter, "verifier": verifier, "record": record},
     } | ({"prompt": text} if raw else {"messages": [{"role": "user", "content": text}]})
+    client = service_at(url, token)
+    path = "/v1/completions" if raw else "/v1/chat/completions"
+    said, last = _listen(client, path, body, (lambda piece: None) if json_ else _say)
+    if json_:
+        print_json({"text": said, "usage": last.get("usage"), "speculation": last.get("speculation")})
+        return
+    _tell_steps(last)
+
+
+@app.command()
+def chat(
+    domain: Annotated[str | None, typer.Option("--domain", help="The domain of the conversation.")] = None,
+    system: Annotated[str | None, typer.Option(help="What the model is told before the first message.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="At most so many tokens an answer.")] = 256,
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="Sampling temperature; 0 is greedy.")] = 0.0,
+    record: Annotated[bool, typer.Option(help="Let the service keep traces for learning.")] = True,
+    url: Url = None,
+    token: Token = "",
+) -> None:
+    """Talk with the running service: a line is a message, /reset forgets what was said, /exit or Ctrl-D ends."""
+    client = service_at(url, token)
+    beginning = [{"role": "system", "content": system}] if system else []
+    messages = list(beginning)
+    for line in _lines():
+        if line == "/exit":
+            break
+        if line == "/reset":
+            messages = list(beginning)
+            continue
+        messages.append({"role": "user", "content": line})
+        body = {
+            "messages": messages,
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "metadata": {"domain": domain} if domain else None,
+            "speculation": {"record": record},
+        }
+        try:
+            said, last = _listen(client, "/v1/chat/completions", body, _say)
+        except UnreachableError:
+            raise
+        except AdaptiveSpecError as error:  # too long by now, say; what was said before stays
+            messages.pop()
+            typer.echo(f"Error: {error} /reset begins anew.", err=True)
+            continue
+        messages.append({"role": "assistant", "content": said})
+        _tell_steps(last)
+
+
+def _lines() -> Iterator[str]:
+    """The lines that somebody types, or that come through a pipe, without the empty ones."""
+    at_terminal = sys.stdin.isatty()
+    if at_terminal:
+        with suppress(ImportError):
+            import readline  # noqa: F401  # arrow keys and history
+    while True:
+        try:
+            line = input("> " if at_terminal else "").strip()
+        except EOFError:
+            return
+        if line:
+            yield line
+
+
+def _listen(client: Client, path: str, body: dict[str, Any], say: Callable[[str], None]) -> tuple[str, dict[str, Any]]:
+    """Hand each piece of an answer on as it comes; return all of it, and the last event, which has the usage."""
     pieces: list[str] = []
     last: dict[str, Any] = {}
-    client = service_at(url, token)
-    for event in client.stream("/v1/completions" if raw else "/v1/chat/completions", body):
+    for event in client.stream(path, body):
         for choice in event["choices"]:
-            piece = choice["text"] if raw else choice["delta"].get("content", "")
+            piece = choice["text"] if "text" in choice else choice["delta"].get("content", "")
             pieces.append(piece)
-            if not json_:
-                typer.echo(piece, nl=False)
+            say(piece)
         last = event
-    if json_:
-        print_json({"text": "".join(pieces), "usage": last.get("usage"), "speculation": last.get("speculation")})
-        return
+    return "".join(pieces), last
+
+
+def _say(piece: str) -> None:
+    typer.echo(piece, nl=False)
+
+
+def _tell_steps(last: dict[str, Any]) -> None:
     typer.echo()
     if usage := last.get("usage"):
         steps = max(last["speculation"]["num_spec_steps"], 1)

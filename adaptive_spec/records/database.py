@@ -138,6 +138,14 @@ class Database:
         self._number(session, exclusive=False)
         insert_rows(session, table, columns, _to_json)
 
+    def clock_ahead_seconds(self) -> float:
+        """Return how far this machine's clock is ahead of the database server's; of the file's own machine, 0."""
+        if self.is_sqlite:
+            return 0.0
+        with self.engine.connect() as connection:
+            there: datetime = connection.exec_driver_sql("SELECT clock_timestamp()").scalar_one()
+        return (datetime.now(UTC) - there).total_seconds()
+
     def analyze(self) -> None:
         """Count for the planner what the tables hold, as PostgreSQL does by itself within a minute or so."""
         with self.engine.connect() as connection:

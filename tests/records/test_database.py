@@ -216,3 +216,8 @@ def test_work_outlasts_an_outage_until_somebody_gives_up(database: Database) -> 
     outcomes = iter([KeyError("not an outage"), 7])
     with pytest.raises(KeyError):
         database.outlast(work)
+
+
+def test_the_clock_and_the_counts_of_the_server(database: Database) -> None:
+    assert abs(database.clock_ahead_seconds()) < 5
+    database.analyze()
