@@ -9,6 +9,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ def until(found: Callable[[], Any], seconds: float = 60.0) -> Any:
     """Wait until something is so, and return it.  A service that does not answer is asked again."""
     deadline = time.monotonic() + seconds * PATIENCE
     while time.monotonic() < deadline:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, HTTPException):
             if result := found():
                 return result
         time.sleep(0.05)

@@ -9,7 +9,7 @@ from adaptive_spec.releases.registry import live_release
 from tests.children import PATIENCE
 from tests.faults.bundles import make_release
 from tests.faults.conftest import Place
-from tests.faults.traffic import Traffic
+from tests.faults.traffic import CUT, Traffic
 from tests.process import call, until
 
 
@@ -73,7 +73,7 @@ def test_a_swap_killed_at_any_stage_is_done_by_the_next_life(place: Place, stage
 def test_a_calibration_killed_at_any_stage_can_be_made_again(place: Place, stage: str) -> None:
     with place.serving(FAULT_KILL_BEFORE=stage) as process, Traffic(place.url, place.models.answers) as traffic:
         traffic.more(60)
-        with pytest.raises(OSError):
+        with pytest.raises(CUT):
             call(f"{place.url}/api/calibrate", {})
         process.wait(60 * PATIENCE)
     assert process.returncode == -9 and traffic.failed == []

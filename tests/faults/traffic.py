@@ -3,6 +3,7 @@
 import threading
 import time
 import urllib.error
+from http.client import HTTPException
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -14,6 +15,7 @@ from tests.children import PATIENCE
 from tests.process import call
 
 MAX_TOKENS = 24
+CUT = (OSError, HTTPException)  # the latter: within an answer
 PROMPTS = {f"{word} {number}": domain for number in range(6) for word, domain in (("one", "a"), ("two", "b"))}
 
 
@@ -90,7 +92,7 @@ class Traffic:
                 answer = call(f"{self._url}/v1/completions", body)
             except urllib.error.HTTPError as error:
                 self.failed.append(f"{prompt}: {error.code} {error.read()[:300]!r}")
-            except OSError:
+            except CUT:
                 self.cut += 1
                 time.sleep(0.05)
             else:
