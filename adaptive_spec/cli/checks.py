@@ -13,10 +13,13 @@ from adaptive_spec.cli.output import say, show
 @app.command()
 def doctor(models: Annotated[bool, typer.Option(help="Load the models too.")] = True, json_: Json = False) -> None:
     """Check settings, port, database, clock, disk, threads, device and models, and suggest what to set."""
+    from adaptive_spec.bench.progress import Teller
     from adaptive_spec.serving.doctor import examine
     from adaptive_spec.settings import load_settings
 
-    findings = examine(load_settings(), with_models=models)
+    tell = Teller(sys.stderr)
+    findings = examine(load_settings(), with_models=models, tell=lambda check: tell("doctor", check))
+    tell.done("doctor", "")
     rows = [{"check": f.check, "ok": "ok" if f.ok else "FAILED", "detail": f.detail} for f in findings]
     show({"checks": [{"check": f.check, "ok": f.ok, "detail": f.detail} for f in findings]}, rows, None, json_)
     raise typer.Exit(0 if all(f.ok for f in findings) else 1)

@@ -35,8 +35,10 @@ class Finding:
     detail: str
 
 
-def examine(settings: Settings, *, with_models: bool = True) -> list[Finding]:
-    """Run every check; models last, since loading them takes longest."""
+def examine(
+    settings: Settings, *, with_models: bool = True, tell: Callable[[str], None] = lambda check: None
+) -> list[Finding]:
+    """Run every check, telling of each before it; models last, since loading them takes longest."""
     checks: list[tuple[str, Callable[[Settings], str]]] = [
         ("server", _server),
         ("port", _port),
@@ -48,10 +50,11 @@ def examine(settings: Settings, *, with_models: bool = True) -> list[Finding]:
     ]
     if with_models:
         checks.append(("models", _models))
-    return [_finding(name, check, settings) for name, check in checks]
+    return [_finding(name, check, settings, tell) for name, check in checks]
 
 
-def _finding(name: str, check: Callable[[Settings], str], settings: Settings) -> Finding:
+def _finding(name: str, check: Callable[[Settings], str], settings: Settings, tell: Callable[[str], None]) -> Finding:
+    tell(name)
     try:
         return Finding(name, True, check(settings))
     except (AdaptiveSpecError, OSError, SQLAlchemyError) as error:
