@@ -86,14 +86,11 @@ def generate(
         "max_tokens": max_tokens,
         "temperature": temperature,
         "seed": seed,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "metadata": {"domain": domain} if domain else None,
         "speculation": {"chain_length": chain_length, "drafter": drafter, "verifier": verifier, "record": record},
     } | ({"prompt": text} if raw else {"messages": [{"role": "user", "content": text}]})
     client = service_at(url, token)
     path = "/v1/completions" if raw else "/v1/chat/completions"
-    said, last = _listen(client, path, body, (lambda piece: None) if json_ else _say)
+    said, last = _listen(client, path, domain, body, (lambda piece: None) if json_ else _say)
     if json_:
         print_json({"text": said, "usage": last.get("usage"), "speculation": last.get("speculation")})
         return
@@ -125,13 +122,10 @@ def chat(
             "messages": messages,
             "max_tokens": max_tokens,
             "temperature": temperature,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "metadata": {"domain": domain} if domain else None,
             "speculation": {"record": record},
         }
         try:
-            said, last = _listen(client, "/v1/chat/completions", body, _say)
+            said, last = _listen(client, "/v1/chat/completions", domain, body, _say)
         except UnreachableError:
             raise
         except AdaptiveSpecError as error:  # too long by now, say; what was said before stays
@@ -157,11 +151,18 @@ def _lines() -> Iterator[str]:
             yield line
 
 
-def _listen(client: Client, path: str, body: dict[str, Any], say: Callable[[str], None]) -> tuple[str, dict[str, Any]]:
-    """Hand each piece of an answer on as it comes; return all of it, and the last event, which has the usage."""
+def _listen(
+    client: Client, path: str, domain: str | None, body: dict[str, Any], say: Callable[[str], None]
+) -> tuple[str, dict[str, Any]]:
+    """Hand each piece of a streamed answer on; return all of it, and the last event, which has the usage."""
     pieces: list[str] = []
     last: dict[str, Any] = {}
-    for event in client.stream(path, body):
+    told = {
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "metadata": {"domain": domain} if domain else None,
+    }
+    for event in client.stream(path, body | told):
         for choice in event["choices"]:
             piece = choice["text"] if "text" in choice else choice["delta"].get("content", "")
             pieces.append(piece)

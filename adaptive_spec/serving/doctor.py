@@ -116,10 +116,9 @@ def _clock(settings: Settings) -> str:
     """Releases, runs and statistics of several machines are put in order by their clocks."""
     from adaptive_spec.records.database import Database
 
-    path = settings.records.url.removeprefix("sqlite:///")
-    if path != settings.records.url:
-        return "the database is a file of this machine, or seen as one"
     database = Database(settings.records.url)
+    if database.is_sqlite:
+        return "the database is a file of this machine, or seen as one"
     try:
         ahead = database.clock_ahead_seconds()
     finally:
